@@ -223,6 +223,8 @@ def plain_whole(text: str) -> int:
         PerfModelError: another text; names it.
     """
     if not _PLAIN_WHOLE.fullmatch(text) or text == "-0":
+        if text.isascii() and text.isdigit() and not text.startswith("0"):
+            raise PerfModelError(f"{text[:40]!r} is too large; no quantity has so many digits")
         raise PerfModelError(f"{text[:40]!r} is not a whole number in plain digits, like 8")
     return int(text)
 

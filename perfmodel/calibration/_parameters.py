@@ -265,7 +265,8 @@ def _conditioned_on_tangent(
 
     Args:
         error: what the runs observed of `gradient` @ parameters.
-        gradient: derivative of the log errors by the parameters, [observations, parameters].
+        gradient: derivative of the log errors with respect to the parameters, [observations,
+            parameters].
         lowest: lower bound of each parameter.
 
     Returns:

@@ -163,7 +163,7 @@ class Observations:
     def log_errors_and_gradient(
         self, adjustment: Adjustment, names: Sequence[str], report: Report | None = None
     ) -> tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]]:
-        """`log_errors` and their derivatives by the named parameters."""
+        """`log_errors` and their derivatives with respect to the named parameters."""
         n = len(self.runs)
         step_errors = np.zeros(n)
         step_gradients = np.zeros((n, len(names)))

@@ -92,6 +92,8 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
         raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
     except TooLargeError as error:
         raise PerfModelError(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise PerfModelError(f"{path}: not a text file in UTF-8; give a {notation} file") from None
     except ValueError as error:  # numbers of thousands of digits are a plain ValueError
         raise PerfModelError(f"{path}: not valid {notation}: {error}") from None
 

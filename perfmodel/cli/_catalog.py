@@ -49,7 +49,10 @@ def _execute(arguments: argparse.Namespace) -> int:
         return _kinds(arguments)
     records = entries(arguments.kind, arguments.word)
     if not records:
-        raise PerfModelError(f"catalog: no name in {arguments.kind} contains {arguments.word!r}")
+        raise PerfModelError(
+            f"catalog: no name in {arguments.kind} contains {arguments.word!r}; "
+            f"'perfmodel catalog {arguments.kind}' lists all"
+        )
 
     # Entries that are words with a meaning read as a glossary, entries with figures as a table.
     console = new_console()

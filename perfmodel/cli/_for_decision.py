@@ -49,7 +49,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--for-decision",
         action="store_true",
-        help="find the run or profile that most lowers the expected regret of choosing among the best layouts",
+        help="find the run or profile that helps most to choose among the best layouts (lowers the expected regret most)",
     )
     group.add_argument(
         "--top",

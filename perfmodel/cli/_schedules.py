@@ -31,6 +31,9 @@ from perfmodel.spec.sample_units import sample_unit
 from perfmodel.units import GIB, batch_words, duration, figure, number_of, span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfmodel.cli._equal_stages import ScheduleWithFacts
     from perfmodel.schedule import PassTimes
 
 _SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")

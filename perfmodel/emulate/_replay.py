@@ -85,8 +85,8 @@ class Replay:
         Bisection on the gradient, which only grows with the delay: the iteration is a maximum of
         sums.
         """
-        # The gradient of the iteration by the delay counts the collectives of the kind on the
-        # critical path.
+        # The derivative of the iteration with respect to the delay counts the collectives of the
+        # kind on the critical path.
         first = self.calls_felt(kind)
         low_s = 0.0
         high_s = max(self.time_s(), 1e-6)

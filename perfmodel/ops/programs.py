@@ -74,8 +74,8 @@ def jax_pass(
     inputs: tuple[Any, ...],
     wanted: dict[str, tuple[int, ...]],
 ) -> Program:
-    """The function itself for `fwd`; else its gradients by the inputs that `wanted` names for the
-    pass."""
+    """Return the function itself for the forward pass; for another pass, its gradients with respect
+    to the inputs that `wanted` lists for this pass."""
     import jax
     import jax.numpy as jnp
 

@@ -1,7 +1,7 @@
 """Evaluates step times of layouts from the durations of their classes.
 
 One by one in double precision with gradients, by the thousand in single precision, and with
-derivatives by parameters of runs and machines.
+derivatives with respect to parameters of runs and machines.
 """
 
 from collections import defaultdict
@@ -165,8 +165,8 @@ class StepGradient(NamedTuple):
     step_s: float
     """Seconds of the step, before it waits for input."""
     gradient: Float[np.ndarray, " classes"]
-    """Derivative of the step time by the duration of each class: how often it lies on the critical
-    path."""
+    """Derivative of the step time with respect to the duration of each class: how often it lies on
+    the critical path."""
     compute_count: Float[np.ndarray, " classes"]
     """Occurrences of each class on compute streams."""
 
@@ -195,7 +195,7 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-# --- derivatives by parameters of runs and machines
+# --- derivatives with respect to parameters of runs and machines
 # ---------------------------------------------------
 #
 # d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first

@@ -40,13 +40,13 @@ class _EventRow(NamedTuple):
 class CriticalPath:
     """Seconds of the step by event, from the gradient of the step time.
 
-    The derivative of the step time by an event's time counts how often the event lies on the
-    critical path. The seconds of a collective include those by which it makes the kernels beside it
-    run longer.
+    The derivative of the step time with respect to an event's time counts how often the event lies
+    on the critical path. The seconds of a collective include those by which it makes the kernels
+    beside it run longer.
 
     Args:
         program: the (first) program of a layout's step.
-        gradient: gradient of the step time by the duration of each of its classes.
+        gradient: gradient of the step time with respect to the duration of each of its classes.
     """
 
     def __init__(self, program: StepProgram, gradient: Float[np.ndarray, " classes"]) -> None:

@@ -38,7 +38,7 @@ from perfmodel.timeline._tables import BundleTables, CompiledStructure, OpTables
 def spans_of_rows(
     durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> Float[Array, " lanes"]:
-    """Makespan of each lane of the first `n_rows` rows of `LANES` lanes."""
+    """Makespan of every lane in the first `n_rows` rows; a row has `LANES` lanes."""
     items, rows = _as_rows(tables, durations, n_rows)
     return row_of_lanes(tables, items, rows).reshape(-1)
 
@@ -52,7 +52,7 @@ def _jvp_in_rows(primals, tangents):
 def counts_of_rows(
     durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
-    """Makespan and critical-path counts of each lane of the first `n_rows` rows."""
+    """Makespan and critical-path counts of every lane in the first `n_rows` rows."""
     items, rows = _as_rows(tables, durations, n_rows)
     spans, counts = row_of_counts(tables, items, rows)
 

@@ -26,10 +26,10 @@ def makespan(compiled, durations):
 
     Solves `end[i] = max_j(end[pred[i, j]] + d[lag[i, j]]) + d[duration[i]]`, the longest path.
     NumPy in gives NumPy out in the precision of the input; JAX in gives JAX out, under `jit`,
-    `grad`, `jvp` and `vmap` over durations. The derivative by a class is how often the class lies
-    on the critical path; where both predecessors release an op at the same time, the first in
-    `Structure.pred` is on the path. `d[0]` counts as the constant 0. The second derivative is 0, as
-    it is almost everywhere.
+    `grad`, `jvp` and `vmap` over durations. The derivative with respect to a class is how often the
+    class lies on the critical path; where both predecessors release an op at the same time, the
+    first in `Structure.pred` is on the path. `d[0]` counts as the constant 0. The second derivative
+    is 0, as it is almost everywhere.
 
     Args:
         compiled: result of `compile_structure`.

@@ -12,8 +12,8 @@ from perfmodel.workload._piece import Piece, memory
 
 
 def require_unsplit_images(model: Model, shard: Shard) -> None:
-    """Raise `LayoutError` under tensor, context or expert parallelism, which convolutions do not
-    have here."""
+    """Raise `LayoutError` if a layout divides a convolutional network by tensor, context or expert
+    parallelism."""
     # `etp` may be left open.
     for name in BLOCK_KEYS:
         if (getattr(shard, name) or 1) > 1:

@@ -490,3 +490,32 @@ def test_an_empty_json_is_called_empty(tmp_path: Path, capsys: pytest.CaptureFix
     status, _, err = run(capsys, "predict", *words, "--layout", "tp=8")
     assert status == 2
     assert "config.json: not valid JSON: it is empty" in err
+
+
+def test_a_file_that_is_no_text_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_bytes(b"\xff\xfe\x00bad")
+    status, _, err = run(capsys, "predict", tmp_path / "job.toml")
+    assert status == 2
+    assert "job.toml: not a text file in UTF-8; give a TOML file" in err
+    assert "codec" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("catalog", "models", "abacus"), "'perfmodel catalog models' lists all"),
+        (
+            ("search", "--model", "gpt2", "--cluster", "dgx-a100", "--devices", "8"),
+            "such as time,memory; got time",
+        ),
+    ],
+)
+def test_errors_of_lists_end_with_what_to_do(
+    words: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--global-batch", "8", "--pareto", "time") if words[0] == "search" else ()
+    status, _, err = run(capsys, *words, *flags)
+    assert (status, len(err.strip().splitlines())) == (2, 1)
+    assert remedy in err

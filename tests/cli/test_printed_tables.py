@@ -374,7 +374,7 @@ def test_a_profile_beside_its_prediction_shows_all_its_columns(
         "+12.3 ms",
         "45.6 ms",
         "57.9 ms",
-        "1,234 / 1,235",
+        "1,234/1,235",
         *difference["remedy"].split(),
     ):
         assert cell in shown, cell

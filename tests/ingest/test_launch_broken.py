@@ -230,7 +230,7 @@ def test_files_that_are_none() -> None:
         read_launch("nothing.yaml")
     with pytest.raises(
         LaunchFileError,
-        match=r"notes.yaml: not a launch file that perfmodel can read .one of nemo has .*--model",
+        match=r"notes.yaml: not a launch file that perfmodel can read \(files of nemo set .*--model",
     ):
         parse_launch("a: 1\n", "notes.yaml")
     with pytest.raises(LaunchFileError, match="must hold keys and values"):

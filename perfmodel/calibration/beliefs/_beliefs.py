@@ -90,10 +90,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Located:
-    """Events of one group in a list, with their weights on the measured ones."""
+    """The events of one group, and how strongly each depends on those that were measured."""
 
     index: np.ndarray
-    """Places in the list."""
+    """Places of the events in the list that they come from."""
     points: Points
     """The events as points."""
     known: Float[np.ndarray, "measured events"]

@@ -339,7 +339,7 @@ class Cohere2Moe(LlamaWithExperts):
     mlp_layer_types: tuple[str, ...] | None = None
 
     def attention(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The kind of attention of each layer, as its letter in `MIXERS`."""
         if self.layer_types is not None:
             return letters_of(
                 self.layer_types, ATTENTION_LETTERS, "layer_types", self.num_hidden_layers

@@ -87,7 +87,7 @@ class Gemma4(LlamaWithExperts, SmallGemmaKeys):
     use_bidirectional_attention: str | None = None
 
     def attention_letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The kind of attention of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is None:
             letters = ["*" if (layer + 1) % 6 == 0 else "W" for layer in range(n_layers)]
@@ -259,7 +259,7 @@ class MiMoV2(LlamaWithExperts):
     add_swa_attention_sink_bias: bool = True
 
     def attention_letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The kind of attention of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is not None:
             return letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
@@ -323,7 +323,7 @@ class Step35(LlamaWithExperts):
     mlp_layer_types: tuple[str, ...] | None = None
 
     def attention_letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The kind of attention of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is None:
             return ["*"] * n_layers

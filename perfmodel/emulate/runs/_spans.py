@@ -230,7 +230,8 @@ _GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward
 
 
 def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
-    """The last iterations of each real rank: stream 0 is the script, others communicators.
+    """Return the trace of each real rank's last iterations: stream 0 shows the script, and every
+    further stream the collectives of one communicator.
 
     Args:
         run: the recorded run.

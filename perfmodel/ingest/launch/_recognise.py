@@ -162,7 +162,7 @@ def recognised(
     if not text.strip():
         raise LaunchFileError(f"{place}: the file is empty; give a launch file")
     needed = "; ".join(
-        f"one of {form.name} has {' or '.join(form.marks[:2])}" for form in of_syntax
+        f"files of {form.name} set {' or '.join(form.marks[:2])}" for form in of_syntax
     )
     raise LaunchFileError(
         f"{place}: not a launch file that perfmodel can read ({needed}); give --model, --layout and so on instead"

@@ -37,7 +37,7 @@ class KernelCall:
         return self.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute that may be left out."""
+        """Return an attribute, or `default` if the call does not have it."""
         return self.attributes.get(name, default)
 
 

@@ -30,8 +30,8 @@ order, the inverse order, sorted experts, numbers of rows by expert, rows in sor
 
 
 def by_token(torch: Any, graph: Any) -> Any:
-    """A graph of `torch.export` in which no tokens are sorted by their experts; the same graph if
-    there are none.
+    """Replace routing that sorts tokens by expert with routing token by token, in a copy of a graph
+    of `torch.export`. A graph without such a sort is returned unchanged.
 
     Args:
         torch: the package.

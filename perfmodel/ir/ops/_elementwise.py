@@ -59,8 +59,8 @@ def elementwise(count: int) -> InferRule:
 
 
 def gradient_of_operands(infer: InferRule) -> InferRule:
-    """Type rule of the gradients by all operands of an op with the rule `infer`, given these and
-    the gradient by the result."""
+    """Return the type rule of an op's gradients with respect to its operands, if `infer` is the
+    rule of the op. The operands and the gradient with respect to its result are the inputs."""
 
     def infer_gradient(inputs: Tensors, attributes: Values) -> Tensors:
         same_dtype(inputs)

@@ -107,7 +107,7 @@ def pareto(
     started = time.perf_counter()
     if len(objectives) < 2:
         raise PerfModelError(
-            f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}"
+            f"a Pareto front needs two objectives or more, such as time,memory; got {', '.join(objectives) or 'none'}"
         )
     goals = [
         Goal.parse(question.step_problem, SHORT.get(name, name), constraints, tariff)

@@ -116,7 +116,7 @@ def _gradients(
     constants: Values,
     paths: Float[Array, "paths classes"],
 ) -> Float[Array, "paths unknowns"]:
-    """Return the gradient of every path's length by the unknowns."""
+    """Return the gradient of every path's length with respect to the unknowns."""
     # Counts of classes on a path times the Jacobian of the durations: the gradient of the path's
     # length by the unknowns.
     seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(point))

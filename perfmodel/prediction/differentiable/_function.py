@@ -188,13 +188,13 @@ class StepTimeFunction:
     At `nominal` it is `predict(...).step_time_s`: to 1e-12 of it in double precision
     (`jax.enable_x64`), to 1e-5 in JAX's usual single one. So it is at whole layers that add up to
     the model's, at shares of recompute that are whole layers, at whole micro-batches between the
-    bounds, and with `fp8` 0 or 1; in between these are interpolated. Derivatives by rates,
-    latencies and host times are those of `predict`; far from `nominal` kernels and collectives
-    follow the laws of `perfmodel.prediction.differentiable._prices`.
+    bounds, and with `fp8` 0 or 1; in between these are interpolated. Derivatives with respect to
+    rates, latencies and host times are those of `predict`; far from `nominal` kernels and
+    collectives follow the laws of `perfmodel.prediction.differentiable._prices`.
 
-    Derivatives by `layers` at whole numbers, and of memory by `micro_batch` at a whole size, are
-    one-sided: those from above, towards the next layer or size. Where the layers of a network
-    differ, those from below are others (`layer_slopes` gives both).
+    Derivatives with respect to `layers` at whole numbers, and of memory with respect to
+    `micro_batch` at a whole size, are one-sided: those from above, towards the next layer or size.
+    Where the layers of a network differ, those from below are others (`layer_slopes` gives both).
 
     Layouts whose programs are alike share one compilation. `memory_bytes` is a function of the same
     parameters.
@@ -232,11 +232,12 @@ class StepTimeFunction:
         return self.tables, self.nominal, self.log_sizes
 
     def value_and_grad(self, parameters: StepParameters) -> tuple[Float[Array, ""], StepParameters]:
-        """Seconds of the step, and their derivatives by all parameters, after little compilation.
+        """Return the step time in seconds and its gradient with respect to all parameters.
 
-        The result is that of `jax.value_and_grad` of this function, which takes several times as
-        long to compile and is then faster: compile that with `jax.jit` for more than about a
-        thousand calls. Inside a function that JAX traces, both are the same.
+        This returns what `jax.value_and_grad` of this function returns. It compiles several times
+        faster, but each call is slower: for more than about a thousand calls, use
+        `jax.jit(jax.value_and_grad(...))` instead. Inside a function that JAX traces, both are the
+        same.
         """
         # JAX takes no compiler options for a function that is traced inside another.
         if being_traced(parameters):

@@ -35,7 +35,7 @@ class FittedRuns:
     at: tuple[Coordinates, ...]
     """Coordinates of the runs."""
     slopes: Rows = field(hash=False)
-    """Derivatives of the log time of every observation by the parameters."""
+    """Derivatives of the log time of every observation with respect to the parameters."""
     error: tuple[float, ...]
     """Log of measured over predicted time of every observation."""
     weight: tuple[float, ...]
@@ -116,7 +116,7 @@ class FittedRuns:
         """Covariance of the log step times of layouts given the runs, without the noise of one run.
 
         Args:
-            slopes: derivatives of the log step times by the parameters.
+            slopes: derivatives of the log step times with respect to the parameters.
             points: coordinates of the layouts.
             beyond: standard deviations from events that are less certain than those of the runs, by
                 source.

@@ -133,9 +133,9 @@ class _Placements:
         return time_s
 
     def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
-        """Derivative of every row's seconds by every effect, float64[n, names]: the derivative of
-        the curve by its constants (forward differences) times that of the constants by the few
-        effects of each set."""
+        """Derivative of every row's seconds with respect to every effect, float64[n, names]: the
+        derivative of the curve by its constants (forward differences) times that of the constants
+        by the few effects of each set."""
         table = self.table(values)
         time_s = self.of_table(table)
 
@@ -247,7 +247,7 @@ def _robust(error: np.ndarray) -> np.ndarray:
 
 
 def _robust_slope(error: np.ndarray) -> np.ndarray:
-    """Derivative of `_robust` by the error, 1 at 0."""
+    """Derivative of `_robust` with respect to the error; 1 at 0."""
     root = np.sqrt(1 + (error / KNEE) ** 2)
     slope = np.abs(error) / (root * KNEE * np.sqrt(2 * (root - 1)) + 1e-12)
     return np.where(np.abs(error) < 1e-6, 1.0, slope)
