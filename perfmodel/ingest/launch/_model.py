@@ -2,6 +2,7 @@
 shape."""
 
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Final
 
 from perfmodel import catalog
@@ -136,6 +137,7 @@ def model_fields(model: Model) -> Fields:
     return stated
 
 
+@lru_cache(maxsize=512)
 def shape(model: Model | None) -> Model | None:
     """A model without its names and default lengths, so that models with the same computation are
     equal."""

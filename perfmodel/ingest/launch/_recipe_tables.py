@@ -1,7 +1,9 @@
 """Settings of the named recipes of torchtitan, Megatron-Bridge and NeMo 2, from `recipes.toml`."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
@@ -17,15 +19,21 @@ from perfmodel.spec import Model
 
 def recipe_tables(framework: str) -> dict[str, Any]:
     """Settings of all recipes of a framework; those of torchtitan are grouped by module."""
-    tables = parse_toml(files("perfmodel.ingest.launch").joinpath("recipes.toml").read_text())
-    recipes = dict(tables[framework])
+    # A copy, because a script may change the lists of its recipe.
+    recipes = deepcopy(_file_of_recipes()[framework])
     if framework == "nemo":
         # One function of NeMo 2 fine-tunes with adapters or without: here these are two recipes.
-        common, *by_name = tables["nemo-finetuning"].items()
+        common, *by_name = deepcopy(_file_of_recipes()["nemo-finetuning"]).items()
         for name, kinds in by_name:
             for kind, changes in kinds.items():
                 recipes[f"{name}_{kind}"] = {"model": recipes[name]["model"]} | common[1] | changes
     return recipes
+
+
+@cache
+def _file_of_recipes() -> dict[str, Any]:
+    """The tables of `recipes.toml` by framework, read once: it takes as long as a whole script."""
+    return parse_toml(files("perfmodel.ingest.launch").joinpath("recipes.toml").read_text())
 
 
 def recipe_entries(framework: str, *names: str, place: str, line: int) -> dict[str, Entry]:
