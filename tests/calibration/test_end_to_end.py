@@ -358,7 +358,8 @@ def test_many_runs_that_contradict_the_tables_say_so(site: Site, slower: float) 
 
     Classes of the record's sites go together, so that an overall factor explains all kernels there.
     """
-    runs = synthetic({"gemm": slower, "attention": slower, "memory": slower}, site=site)
+    kernels = {"gemm": slower, "attention": slower, "memory": slower}
+    runs = synthetic(kernels, names=("gpt3-1.3b",), site=site)
     found = fitted(runs)
     kernels_differ = any(
         "contradict the kernel tables: gemm" in text and "measured kernels" in text
@@ -372,7 +373,7 @@ def test_many_runs_that_contradict_the_tables_say_so(site: Site, slower: float) 
 
 def test_runs_that_contradict_the_tables_may_be_refused() -> None:
     kernels = {"gemm": 0.25, "attention": 0.25, "memory": 0.25}
-    runs = synthetic(kernels, site=site_of(common=0.05, own=0.05))
+    runs = synthetic(kernels, names=("gpt3-1.3b",), site=site_of(common=0.05, own=0.05))
     with pytest.raises(PerfModelError, match="check the runs and the tables"):
         fitted(runs, strict=True)
 
@@ -388,7 +389,7 @@ def test_runs_that_agree_change_nothing() -> None:
 
 
 def test_one_outlier_is_set_aside() -> None:
-    runs = synthetic({"inter_node.all_reduce.beta": 0.4}, noise=0.005)
+    runs = synthetic({"inter_node.all_reduce.beta": 0.4}, noise=0.005, names=("gpt3-1.3b",))
     runs[4] = Run(**{**vars(runs[4]), "measured_s": 2 * runs[4].measured_s})
     found = fitted(runs)
     assert found.unexplained[0][0] == runs[4].name
