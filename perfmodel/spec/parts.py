@@ -398,6 +398,9 @@ class DeltaNet(Stated):
     state, and queries and keys are not normalised."""
     fixed_decays: bool = False
     """Decays are constants of the heads, neither trained nor made of the token."""
+    input_gates: bool = False
+    """Without `delta_rule`: each head's values are scaled by a gate made of the token, and queries,
+    keys and values are not activated (mLSTM of xLSTM, arXiv 2405.04517)."""
     norm_of_all_heads: bool = False
     """The result is normalised over all heads at once, with a scale for each element."""
     channel_decays: bool = False
@@ -412,6 +415,10 @@ class DeltaNet(Stated):
         require_whole("delta_net", {**sizes, "key_dim": self.key_dim, "chunk": self.chunk})
         none_or_more = {"conv_kernel": self.conv_kernel, "gate_rank": self.gate_rank}
         require_whole("delta_net", none_or_more, least=0)
+        if self.input_gates and (self.delta_rule or self.fixed_decays or self.conv_kernel):
+            raise PerfModelError(
+                "delta_net: input_gates needs delta_rule=false, fixed_decays=false and conv_kernel=0"
+            )
         if self.fixed_decays and (self.channel_decays or self.gate_rank):
             raise PerfModelError(
                 "delta_net: fixed_decays leaves no decays for channel_decays or gate_rank to make"
@@ -440,8 +447,8 @@ class DeltaNet(Stated):
 
     @property
     def steps(self) -> int:
-        """Step sizes of the delta rule for a token, over all heads."""
-        return self.heads if self.delta_rule else 0
+        """Step sizes of the delta rule, or input gates, for a token, over all heads."""
+        return self.heads if self.delta_rule or self.input_gates else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 every token adds the product of its key and value.
 
 Gated delta nets (Yang et al., arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692), lightning
-attention (MiniMax-01, arXiv 2501.08313), and the recurrence of RWKV-5 to 7.
+attention (MiniMax-01, arXiv 2501.08313), mLSTM (xLSTM, arXiv 2405.04517), and the recurrence of
+RWKV-5 to 7.
 """
 
 from collections.abc import Mapping
@@ -89,18 +90,20 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
     else:
         width = convolved + values + decays + steps
         projections = [column_linear(local, width, local.hidden, kept_output=1.0)]
-    # The convolution and its activation are one kernel.
-    pieces = [
-        *projections,
-        pointwise(
-            local.precision,
-            [("silu", 1)],
-            local.tokens,
-            convolved,
-            params=convolved * net.conv_kernel,
-            saved_bytes=tensor * convolved,
-        ),
-    ]
+    pieces = projections
+    if not net.input_gates:
+        # The convolution and its activation are one kernel.
+        pieces = [
+            *projections,
+            pointwise(
+                local.precision,
+                [("silu", 1)],
+                local.tokens,
+                convolved,
+                params=convolved * net.conv_kernel,
+                saved_bytes=tensor * convolved,
+            ),
+        ]
     if net.delta_rule:
         # Queries and keys of unit length.
         pieces.append(
@@ -108,7 +111,8 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
                 local.precision, [("norm", 1)], local.tokens, convolved - values, saved_bytes=0.0
             )
         )
-    # A rate for each head, and what is added to each decay before its softplus.
+    # A rate for each head, or the bias of its input gate, and what is added to each decay before
+    # its softplus.
     trained_decays = 0 if net.fixed_decays else heads + decays
     return [
         *pieces,

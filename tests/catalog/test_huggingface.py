@@ -1122,7 +1122,7 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
         "hy_v4",
         "recurrent_gemma",
         "switch_transformers",
-        "xlstm",
+        "xlnet",
     ],
 )
 def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> None:

@@ -97,6 +97,19 @@ MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
         "gated_ffn": False,
     },
     "linear attention": {"mixers": "L- L- *- ", "delta_net": LINEAR_ATTENTION},
+    "mlstm": {
+        "mixers": "L- ",
+        "delta_net": DeltaNet(
+            heads=HEADS,
+            key_heads=HEADS,
+            head_dim=D,
+            key_dim=8,
+            conv_kernel=0,
+            delta_rule=False,
+            input_gates=True,
+            norm_of_all_heads=True,
+        ),
+    },
     "compressed keys": {
         "mixers": "HYHE HFHE HGHE ",
         "heads": 2 * HEADS,

@@ -157,6 +157,16 @@ def test_stages_of_rwkv_7_pass_the_first_values_on() -> None:
     assert sent - plain == 2 * TOKENS * 64
 
 
+def test_mlstm_by_hand() -> None:
+    """xLSTM (arXiv 2405.04517, section 2.3): queries and keys, values and an output gate, an input
+    and a forget gate with a bias for each head, and a scale for each value."""
+    model = replace(PLAIN, **MODELS_OF_PARTS["mlstm"])
+    keys, values = HEADS * 8, HEADS * D
+    mixer = H * (2 * keys + 2 * values + 2 * HEADS) + 2 * HEADS + values + values * H
+    per_layer = mixer + 3 * H * FFN + 2 * H
+    assert parameters(model).total == 6 * per_layer + VOCAB * H + H
+
+
 def test_attention_to_compressed_keys_by_hand() -> None:
     """DeepSeek-V4 (transformers models/deepseek_v4/modeling_deepseek_v4.py): two layers of each
     kind, eight heads of sixteen elements that share one key."""
@@ -298,6 +308,7 @@ def test_layers_of_different_sizes_are_those_sizes() -> None:
         ({"mixers": "*- ", "ffn_sizes": (96,) * 5 + (0,)}, r"ffn_sizes\[5\]"),
         ({"mixers": "V- "}, "needs window for V"),
         ({"mixers": "R- "}, "give time_mix"),
+        ({"mixers": "L- "}, "give delta_net"),
         ({"mixers": "RK TK ", "time_mix": TimeMix(inner=64, heads=4)}, "a value_rank"),
         ({"mixers": "TK ", "time_mix": RWKV_7}, "with an R before the first"),
         ({"mixers": "Y- ", "window": 8, "compressed_attention": COMPRESSED_KEYS}, "kv_heads=1"),

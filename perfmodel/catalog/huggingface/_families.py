@@ -89,6 +89,7 @@ from perfmodel.catalog.huggingface._hybrids import (
     Mamba2,
     NemotronH,
 )
+from perfmodel.catalog.huggingface._linear_models import GatedDeltaNet, RetNet, XLstm
 from perfmodel.catalog.huggingface._llama import (
     Fields,
     HyperClovaX,
@@ -137,6 +138,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "falcon_h1": FalconH1,
     "falcon_mamba": FirstMamba,
     "FluxTransformer2DModel": Flux,
+    "gated_deltanet": GatedDeltaNet,
     "gemma": Gemma,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
@@ -195,6 +197,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,
     "QwenImageTransformer2DModel": QwenImage,
+    "retnet": RetNet,
     "roberta": Roberta,
     "rwkv": Rwkv,
     "rwkv5": Rwkv5,
@@ -212,6 +215,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "vit": Vit,
     "WanTransformer3DModel": Wan,
     "whisper": Whisper,
+    "xlstm": XLstm,
     "zamba": Zamba,
     "zamba2": Zamba2,
 }

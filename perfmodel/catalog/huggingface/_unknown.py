@@ -123,7 +123,6 @@ REASONS: Final[Mapping[str, str]] = {
     "qwen4_exp": _STREAMS,
     "recurrent_gemma": "its recurrent blocks are not supported",
     "xlnet": "it projects positions separately, and has two streams of attention",
-    "xlstm": "its recurrent cells are not supported",
     "zaya": "convolutions mix its queries and keys, and its router is a neural network",
     # --- encoders ---
     "bert-generation": "it has BERT's layers without the pooler, and its head adds only a bias",
