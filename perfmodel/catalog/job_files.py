@@ -10,7 +10,7 @@ Paths are relative to the file.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -198,7 +198,7 @@ def _change(data: dict[str, Any], change: str) -> None:
     # A layout in its notation becomes a table, so that one key of it can be changed.
     if tables == ["layout"] and isinstance(data.get("layout"), str):
         data["layout"] = {
-            field: written(value) for field, value in Layout.values(data["layout"]).items()
+            field: written(value) for field, value in Layout.stated(data["layout"]).items()
         }
     # Tables that are not there yet are made, so that a change may add a whole section.
     table_value: Any = data
@@ -282,7 +282,7 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
     # wrong.
     if notation:
         try:
-            Layout.values(notation)
+            Layout.stated(notation)
         except PerfModelError as error:
             raise PerfModelError(f"{place} [layout]: {error}") from None
     return notation
@@ -290,7 +290,7 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
 """Keywords of `problem` other than model and cluster."""
-LAYOUT_WORDS: Final = tuple(f.name for f in fields(Layout))
+LAYOUT_WORDS: Final = tuple(key_fields(Layout))
 StatedLayout = Layout | str | Mapping[str, Any]
 """A layout, its notation, or its fields by name."""
 Named = Problem | Model | JobFile | Path | str

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
-from perfmodel.spec import Layout
+from perfmodel.spec import Layout, key_fields
 from perfmodel.spec.notation import SCHEDULES
 
 _OF_A_JOB: Final = "--model llama3-8b --cluster dgx-h100 --global-batch 64"
@@ -189,7 +189,7 @@ def epilog(command: str, parser: argparse.ArgumentParser) -> str:
         flags |= set(action.option_strings)
     parts = ["\n".join(["examples:", *(f"  {line}" for line in examples(command))])]
     if flags & {"--layout", "--layouts", "--fix"}:
-        parts.append(_listed("layout keys", "layout", Layout.__dataclass_fields__))
+        parts.append(_listed("layout keys", "layout", key_fields(Layout)))
     if flags & {"--layout", "--schedules", "--stages"}:
         parts.append(_listed("schedules", "schedules", SCHEDULES))
     if command.startswith(_TABLES):

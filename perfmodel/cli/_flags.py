@@ -345,9 +345,9 @@ def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str
 
     # With --from, the file fills in every field that the layout text leaves open. Fields that
     # differ there are written out.
-    stated = Layout.values(prediction.layout_notation)
-    for name, value in vars(prediction.layout).items():
-        if launch.layout is None or getattr(launch.layout, name) != value:
+    stated = Layout.stated(prediction.layout_notation)
+    for name, value in prediction.layout.values().items():
+        if launch.layout is None or launch.layout.value(name) != value:
             stated[name] = value
     return written_values(stated)
 

@@ -308,7 +308,7 @@ def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -
     values = {
         "framework": result.framework,
         **step_problem_of(problem).job.values(),
-        **vars(result.layout),
+        **result.layout.values(),
     }
     values |= {choice: values[field] for choice, field in _FIELD_OF_CHOICE.items()}
     return [written_values({name: values[name]}) if name in values else name for name in names]

@@ -57,7 +57,7 @@ def _fields_of(kind: str) -> list[tuple[type, str]]:
 
         return [(home, word) for word, home in SEARCH_WORDS.items()]
     if kind == "layout":
-        return [(Layout, f.name) for f in fields(Layout)]
+        return [(entry.home, key) for key, entry in key_fields(Layout).items()]
     from perfmodel.catalog.job_files import JOB_WORDS
 
     return [(key_fields(Job)[word].home, word) for word in JOB_WORDS]

@@ -69,7 +69,7 @@ def block_times(
     if variant.span > 1:
         layout = layout.replace(micro_batch=layout.micro_batch * variant.span)
     placed = placed_shard(problem.setting, layout)
-    ring_steps = layout.tp if layout.tp_overlap else 1
+    ring_steps = layout.tp if layout.overlap.tp_overlap else 1
     checked = problem.framework.communication.checks(layout.pp)
     combined = variant.beside == COMBINED and placed.shard.ep_overlap
     timed = _Timed(placed, ring_steps, checked, slices, variant.slice, combined)

@@ -242,7 +242,7 @@ class Sharding:
             expert=column(layout.edp // layout.replicate for layout in layouts),
             reduced=column(layout.replicated for layout in layouts) > 0,
             ahead=column(
-                layout.prefetch if layout.overlap_param_gather else 0 for layout in layouts
+                layout.prefetch if layout.overlap.overlap_param_gather else 0 for layout in layouts
             ),
             on_host=column(places_of_states.index(layout.offload_states) for layout in layouts),
             communicators=column(communicators(layout) for layout in layouts),

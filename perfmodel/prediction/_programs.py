@@ -77,15 +77,15 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         # torch's make them when the last backward is over (torch/distributed/pipelining/stage.py,
         # `run_post_backward`).
         is_put_off = gathers and layout.pp > 1 and not is_reduced_each_time
-        if layout.overlap_grad_reduce and not is_put_off:
+        if layout.overlap.overlap_grad_reduce and not is_put_off:
             grad_reduce = _overlapped_reduction(
                 replicas, job.num_microbatches(layout), gathers=gathers
             )
         # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
         if layout.zero < 3:
-            gather = "step_overlap" if layout.overlap_param_gather else "step"
+            gather = "step_overlap" if layout.overlap.overlap_param_gather else "step"
     if gathers:
-        gather = "layer" if layout.overlap_param_gather else "layer_serial"
+        gather = "layer" if layout.overlap.overlap_param_gather else "layer_serial"
 
     # Where no flush separates steps, two streams are evaluated, and their difference is the step
     # (`weighted_programs`). The longer one holds twice the steps after which the pipeline runs
@@ -107,7 +107,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
         param_gather=gather,
         prefetch=layout.prefetch if gather == "layer" else 1,
         reduce_every_micro_batch=training and replicated and bool(is_reduced_each_time),
-        combines_passes=training and layout.ep_overlap and layout.ep > 1,
+        combines_passes=training and layout.overlap.ep_overlap and layout.ep > 1,
         tied_embedding=training and layout.pp > 1 and tied_embeddings,
         optimizer=training,
         forward_only=not training,

@@ -177,8 +177,7 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
         )
     # Fields for training only (ZeRO, recomputation, virtual stages) must have their defaults.
     used = {
-        name: getattr(layout, name)
-        for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")
+        name: layout.value(name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")
     }
     if layout != Layout(**used):
         raise LayoutError(

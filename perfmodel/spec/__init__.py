@@ -49,6 +49,7 @@ for _module in (
     "_dimensions",
     "_job",
     "_job_sections",
+    "_layout",
     "_model_sections",
     "encoders",
     "framework_facts",

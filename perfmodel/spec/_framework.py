@@ -3,7 +3,7 @@ problems, which are everything but the layout."""
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from perfmodel.errors import LayoutError, PerfModelError
@@ -199,7 +199,7 @@ class Framework(Stated, Sectioned):
             names = _OF_EVERY_LAYOUT
         else:
             names = (*_OF_EVERY_LAYOUT, *_OF_TENSOR_PARALLEL)
-        defaults = {name: getattr(usual, name) for name in names}
+        defaults = {name: usual.value(name) for name in names}
         # Pipelines may have another default, and not every stage of ZeRO runs with them.
         if stated.get("pp", 1) > 1:
             if self.launch.zero_in_pipelines is not None:
@@ -217,8 +217,12 @@ class Framework(Stated, Sectioned):
         # Some frameworks overlap whatever is sharded, with no switch for it.
         zero = stated.get("zero", defaults["zero"])
         overlaps = self.communication.hides(zero, stated.get("tp", 1))
-        reduces = usual.overlap_grad_reduce or (self.communication.sharding_overlaps and zero >= 2)
-        gathers = usual.overlap_param_gather or (self.communication.sharding_overlaps and zero == 3)
+        reduces = usual.overlap.overlap_grad_reduce or (
+            self.communication.sharding_overlaps and zero >= 2
+        )
+        gathers = usual.overlap.overlap_param_gather or (
+            self.communication.sharding_overlaps and zero == 3
+        )
         defaults |= {
             "overlap_grad_reduce": reduces and overlaps,
             "overlap_param_gather": gathers and overlaps,
@@ -229,7 +233,7 @@ class Framework(Stated, Sectioned):
     def cuts_collectives(self) -> bool:
         """Whether tensor-parallel collectives can be chunked and overlapped with matrix products
         (`Layout.tp_overlap`), by default or by a switch."""
-        return self.default_layout.tp_overlap or self.communication.tp_overlap_copies
+        return self.default_layout.overlap.tp_overlap or self.communication.tp_overlap_copies
 
     def usual_micro_batch(self, stages: int, batch_per_replica: int) -> int:
         """The default micro-batch size.
@@ -252,7 +256,7 @@ class Framework(Stated, Sectioned):
         has any."""
         context = _OF_CONTEXT_PARALLEL if cp > 1 else ()
         experts = _OF_EXPERT_PARALLEL if ep > 1 else ()
-        return {name: getattr(self.default_layout, name) for name in (*context, *experts)}
+        return {name: self.default_layout.value(name) for name in (*context, *experts)}
 
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
         """Parse a layout, and fill in this framework's defaults, with a sentence that lists them.
@@ -263,7 +267,7 @@ class Framework(Stated, Sectioned):
         Raises:
             LayoutError, UnknownNameError: as `Layout.parse`.
         """
-        return self._laid_out(Layout.values(text), model)
+        return self._laid_out(Layout.stated(text), model)
 
     def _laid_out(self, stated: dict[str, Any], model: Model | None) -> tuple[Layout, str]:
         """A layout from the fields that are stated, and a sentence on those that are filled in."""
@@ -291,7 +295,7 @@ class Framework(Stated, Sectioned):
         layout = Layout(**filled, **stated)
 
         # Only what differs from a plain layout is worth a sentence.
-        layout_defaults = {f.name: f.default for f in fields(Layout)}
+        layout_defaults = Layout().values()
         unusual = {name: value for name, value in filled.items() if value != layout_defaults[name]}
         return layout, self._assumed(unusual, "layout")
 
@@ -336,7 +340,7 @@ class Framework(Stated, Sectioned):
         these defaults for which the framework has another default.
         """
         fields_said = layout.notation_fields
-        defaults = {f.name: f.default for f in fields(Layout)}
+        defaults = Layout().values()
         for name in layout.framework_fields:
             if fields_said[name] != defaults[name]:
                 continue
@@ -429,7 +433,7 @@ class Framework(Stated, Sectioned):
         refused = {}
         for name, can_run in runs.items():
             if not can_run:
-                refused[name] = notations.get(name, f"{name}={written(getattr(layout, name))}")
+                refused[name] = notations.get(name, f"{name}={written(layout.value(name))}")
         return refused
 
     def _offloads_layers_beside(self, recompute: Recompute) -> bool:

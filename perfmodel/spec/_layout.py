@@ -1,15 +1,22 @@
 """Layouts: how a step is distributed over devices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import permutations
 from math import prod
 from operator import attrgetter
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
-from perfmodel.spec._sections import require_switches
+from perfmodel.spec._sections import (
+    Sectioned,
+    flat_keywords,
+    key_fields,
+    require_switches,
+    section,
+)
 from perfmodel.spec.notation import (
     PerRank,
     PerStage,
@@ -21,6 +28,9 @@ from perfmodel.spec.notation import (
     written_values,
 )
 from perfmodel.units import untraced
+
+if TYPE_CHECKING:
+    from perfmodel.spec.keywords import LayoutKeywords
 
 Recompute = Literal["none", "selective", "full"]
 ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
@@ -48,7 +58,26 @@ _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CommunicationOverlap:
+    """Kinds of communication that a layout overlaps with kernels."""
+
+    overlap_grad_reduce: bool = True
+    """Overlap gradient reductions, bucket by bucket, with the backward pass."""
+    overlap_param_gather: bool = True
+    """Overlap weight all-gathers with compute: prefetches under ZeRO 3, gathers after the step
+    under ZeRO 1 and 2."""
+    tp_overlap: bool = False
+    """Overlap tensor-parallel collectives with the matrix products that feed them."""
+    ep_overlap: bool = False
+    """Overlap dispatch and combine of one micro-batch with the kernels of another (Megatron-Core's
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1),
+    wherever a backward pass runs together with a forward pass: not while a pipeline fills and
+    drains."""
+
+
+@flat_keywords
+@dataclass(frozen=True, kw_only=True)
+class Layout(Sectioned):
     """A parallel layout. Its degrees multiply to the number of devices: tp * cp * pp * dp =
     devices."""
 
@@ -89,18 +118,8 @@ class Layout:
     recomputes every layer (Korthikanti section 5)."""
     sequence_parallel: bool = False
     """Shard norms and dropout over tp along the sequence (Korthikanti section 4.2.2)."""
-    overlap_grad_reduce: bool = True
-    """Overlap gradient reductions, bucket by bucket, with the backward pass."""
-    overlap_param_gather: bool = True
-    """Overlap weight all-gathers with compute: prefetches under ZeRO 3, gathers after the step
-    under ZeRO 1 and 2."""
-    tp_overlap: bool = False
-    """Overlap tensor-parallel collectives with the matrix products that feed them."""
-    ep_overlap: bool = False
-    """Overlap dispatch and combine of one micro-batch with the kernels of another (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1),
-    wherever a backward pass runs together with a forward pass: not while a pipeline fills and
-    drains."""
+    overlap: CommunicationOverlap = field(default=CommunicationOverlap(), metadata=section())
+    """Communication that hides behind kernels."""
     offload: bool = False
     """Offload activations to host memory until their backward pass."""
     offload_layers: int = 0
@@ -127,6 +146,12 @@ class Layout:
     kinds: PerRank = None
     """Kind of nodes of every pipeline rank, for clusters with several kinds; default: filled in the
     cluster's order."""
+
+    if TYPE_CHECKING:
+        # Editors and type checkers complete the keys of the section too (`flat_keywords`).
+        def __init__(
+            self, *, overlap: CommunicationOverlap = ..., **keys: Unpack[LayoutKeywords]
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         # Degrees and the like are whole numbers from 1 on. Searches create tens of thousands of
@@ -265,7 +290,7 @@ class Layout:
         # 2104.04473, section 2.2). A single stage passes nothing on: it runs all micro-batches one
         # after another.
         if self.pp == 1:
-            return _PLAIN.schedule
+            return Layout.schedule
         name = schedule_name(self.schedule)
         if self.vpp == 1:
             return name
@@ -306,19 +331,21 @@ class Layout:
         return {
             "schedule": self.effective_schedule,
             "sequence_parallel": self.effective_sequence_parallel,
-            "tp_overlap": self.tp_overlap and self.tp > 1,
+            "tp_overlap": self.overlap.tp_overlap and self.tp > 1,
             "etp": None if self.etp == self.tp else self.etp,
             "replicate": self.replicate if self.zero else 1,
-            "prefetch": self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
+            "prefetch": self.prefetch
+            if self.zero == 3 and self.overlap.overlap_param_gather
+            else 1,
             "cp_kind": self.cp_kind if self.cp > 1 else Layout.cp_kind,
             "cp_balanced": self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
-            "ep_overlap": self.ep_overlap and self.ep > 1,
+            "ep_overlap": self.overlap.ep_overlap and self.ep > 1,
         }
 
     @property
     def canonical(self) -> "Layout":
         """The canonical form of the layout: layouts that run in the same way are equal in it."""
-        changed = {name: form for name, form in self.forms.items() if form != getattr(self, name)}
+        changed = {name: form for name, form in self.forms.items() if form != self.value(name)}
         return self.replace(**changed) if changed else self
 
     @property
@@ -330,8 +357,8 @@ class Layout:
                 f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}"
             )
         for name, acts, why in _IDLE:
-            value = getattr(self, name)
-            if value != getattr(_PLAIN, name) and not acts(self):
+            value = self.value(name)
+            if value != _DEFAULTS[name] and not acts(self):
                 remarks.append(f"{name}={written(value)} {why}")
         return tuple(remarks)
 
@@ -342,12 +369,11 @@ class Layout:
         These are the degrees, every field that differs from its default here, and every field whose
         default a framework may have otherwise (`framework_fields`).
         """
-        defaults = vars(_PLAIN)
         always = {"tp", "pp", "dp", *self.framework_fields}
         return {
             name: value
-            for name, value in vars(self).items()
-            if name in always or value != defaults[name]
+            for name, value in self.values().items()
+            if name in always or value != _DEFAULTS[name]
         }
 
     @property
@@ -371,9 +397,8 @@ class Layout:
     def columns(self) -> dict[str, Any]:
         """All fields as table columns: numbers and words; per-stage fields in the notation."""
         columns = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            columns[field.name] = written(value) if isinstance(value, tuple) else value
+        for name, value in self.values().items():
+            columns[name] = written(value) if isinstance(value, tuple) else value
         return columns
 
     @property
@@ -387,12 +412,12 @@ class Layout:
         data).
 
         Raises:
-            LayoutError, UnknownNameError: as `values`, and for values that no layout has.
+            LayoutError, UnknownNameError: as `stated`, and for values that no layout has.
         """
-        return cls(**(defaults | cls.values(text)))
+        return cls(**(defaults | cls.stated(text)))
 
     @classmethod
-    def values(cls, text: str) -> dict[str, Any]:
+    def stated(cls, text: str) -> dict[str, Any]:
         """Parse a notation into the fields that it states.
 
         Raises:
@@ -400,13 +425,16 @@ class Layout:
                 text.
             UnknownNameError: for a key that no layout has.
         """
-        types = {field.name: field.type for field in fields(cls)}
-        return read_values(text, types)
+        return read_values(text, _types())
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
         # `dataclasses.replace` takes twice as long, and searches make millions of layouts.
-        return type(self)(**(vars(self) | changes))
+        values = vars(self) | changes
+        if len(values) > len(self.__dataclass_fields__):
+            overlap = {name: values.pop(name) for name in _OVERLAP_KEYS if name in values}
+            values["overlap"] = CommunicationOverlap(**(vars(values["overlap"]) | overlap))
+        return type(self)(**values)
 
     @property
     def label(self) -> str:
@@ -414,10 +442,9 @@ class Layout:
 
         `parse` reads this layout from it; a framework with other defaults may read another.
         """
-        defaults = vars(_PLAIN)
         values = {}
-        for name, value in vars(self).items():
-            if name in ("tp", "pp", "dp") or value != defaults[name]:
+        for name, value in self.values().items():
+            if name in ("tp", "pp", "dp") or value != _DEFAULTS[name]:
                 values[name] = value
         return written_values(values)
 
@@ -429,7 +456,15 @@ class Layout:
         return written_values(self.notation_fields)
 
 
-_PLAIN: Final = Layout()
+@cache
+def _types() -> dict[str, Any]:
+    """Type of the values of each key."""
+    return {key: key_field.hint for key, key_field in key_fields(Layout).items()}
+
+
+_OVERLAP_KEYS: Final = tuple(key_fields(CommunicationOverlap))
+_DEFAULTS: Final = Layout().values()
+"""Default of each key."""
 _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
     (
         "schedule",
@@ -448,7 +483,7 @@ _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
     ),
     (
         "prefetch",
-        lambda layout: layout.zero == 3 and layout.overlap_param_gather,
+        lambda layout: layout.zero == 3 and layout.overlap.overlap_param_gather,
         "has no effect without zero=3 and overlap_param_gather=true",
     ),
     ("sequence_parallel", lambda layout: layout.tp > 1, "has no effect with tp=1"),

@@ -87,13 +87,22 @@ def flat_keywords(kind: type[Record]) -> type[Record]:
     passes.
     """
     plain_init = kind.__init__
+    names = _field_names(kind)
 
     @wraps(plain_init)
     def init(self: Record, **values: Any) -> None:
-        plain_init(self, **_into_sections(kind, values))
+        # Most records are made of their own fields alone, millions of layouts in a search.
+        if not names.issuperset(values):
+            values = _into_sections(kind, values)
+        plain_init(self, **values)
 
     kind.__init__ = init
     return kind
+
+
+def _field_names(kind: type) -> frozenset[str]:
+    """Names of a record's own fields."""
+    return frozenset(kind.__dataclass_fields__)
 
 
 class Sectioned:
@@ -148,11 +157,7 @@ def _into_sections(kind: type, values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UnknownNameError: a keyword that is neither a field nor a key of a section.
     """
-    # Most records are made of their own fields alone.
     names = kind.__dataclass_fields__
-    if values.keys() <= names.keys():
-        return values
-
     by_key = key_fields(kind)
     arguments: dict[str, Any] = {}
     changes: dict[str, dict[str, Any]] = {}

@@ -274,8 +274,17 @@ class TransformerKeywords(
     aliases: tuple[str, ...]
 
 
-class LayoutKeywords(TypedDict, total=False):
-    """Fields of `Layout`."""
+class OverlapKeywords(TypedDict, total=False):
+    """Fields of `CommunicationOverlap`."""
+
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    tp_overlap: bool
+    ep_overlap: bool
+
+
+class LayoutKeywords(OverlapKeywords, total=False):
+    """Fields of `Layout` and its section."""
 
     tp: int
     pp: int
@@ -291,10 +300,6 @@ class LayoutKeywords(TypedDict, total=False):
     zero: int
     recompute: Recompute
     sequence_parallel: bool
-    overlap_grad_reduce: bool
-    overlap_param_gather: bool
-    tp_overlap: bool
-    ep_overlap: bool
     offload: bool
     offload_layers: int
     replicate: int

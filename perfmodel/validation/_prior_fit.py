@@ -260,7 +260,7 @@ def _default(choice: str, case: Case) -> str | None:
         if choice == "flash_attention":
             return "on" if case.framework.job_defaults(case.job.dtype)["flash_attention"] else "off"
         if choice == "ep_overlap":
-            return "on" if case.framework.default_layout.ep_overlap else "off"
+            return "on" if case.framework.default_layout.overlap.ep_overlap else "off"
         return {"dp_overlap": "on", "cuda_graphs": "none", "etp": "tp"}.get(choice)
 
     # Defaults may depend on the degrees (ZeRO beside a pipeline, sequence parallelism beside tp).

@@ -107,13 +107,13 @@ def _rows(predictions: Sequence[Prediction]) -> list[str]:
     layouts = [p.layout for p in predictions]
 
     def varies(name: str) -> bool:
-        return len({getattr(layout, name) for layout in layouts}) > 1
+        return len({layout.value(name) for layout in layouts}) > 1
 
     # Words are long, so that they are written only if numbers do not tell the layouts apart.
     rows = [*_ALWAYS, *filter(varies, _IF_VARIED)]
     told_apart = set()
     for layout in layouts:
-        told_apart.add(tuple(getattr(layout, name) for name in rows))
+        told_apart.add(tuple(layout.value(name) for name in rows))
     if len(told_apart) < len(layouts):
         rows += filter(varies, _IN_WORDS)
     return rows
@@ -125,7 +125,7 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
     has_words = any(name in _IN_WORDS for name in rows)
     texts = []
     for p in predictions:
-        values = [str(getattr(p.layout, name)) for name in rows]
+        values = [str(p.layout.value(name)) for name in rows]
         texts.append((" " if has_words else "\n").join(values))
     axis.set_xticks(range(len(texts)), texts, rotation=90 if has_words else 0)
     axis.tick_params(axis="x", length=0)

@@ -197,7 +197,11 @@ def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
     layout, assumed = nemo.layout("tp=8,pp=2,dp=4,zero=0,sequence_parallel=false,tp_overlap=false")
     assert (layout.zero, layout.sequence_parallel, assumed) == (0, False, "")
     layout, assumed = nemo.layout("pp=2,dp=4")
-    assert (layout.sequence_parallel, layout.tp_overlap, layout.remarks) == (False, False, ())
+    assert (layout.sequence_parallel, layout.overlap.tp_overlap, layout.remarks) == (
+        False,
+        False,
+        (),
+    )
     assert "tp_overlap" not in assumed
     assert "sequence_parallel" not in assumed
     with pytest.raises(LayoutError, match="given twice"):
@@ -206,9 +210,9 @@ def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
 
 def test_overlap_follows_the_zero_stage_where_it_does() -> None:
     nanotron = catalog.framework("nanotron@2024")
-    assert nanotron.layout("dp=8")[0].overlap_grad_reduce
-    assert not nanotron.layout("dp=8,zero=1")[0].overlap_grad_reduce
-    assert nanotron.layout("dp=8,zero=1,overlap_grad_reduce=true")[0].overlap_grad_reduce
+    assert nanotron.layout("dp=8")[0].overlap.overlap_grad_reduce
+    assert not nanotron.layout("dp=8,zero=1")[0].overlap.overlap_grad_reduce
+    assert nanotron.layout("dp=8,zero=1,overlap_grad_reduce=true")[0].overlap.overlap_grad_reduce
 
 
 def test_job_defaults_follow_the_element_type() -> None:
@@ -320,15 +324,18 @@ def test_what_megatron_shards_it_exchanges_beside_kernels(
     """`arguments.py`: the sharding strategies of its FSDP turn the overlaps on, which are off by
     default."""
     layout = catalog.framework("megatron-core@2025").layout(f"dp=8,zero={zero}")[0]
-    assert (layout.overlap_grad_reduce, layout.overlap_param_gather) == (reduces, gathers)
+    assert (layout.overlap.overlap_grad_reduce, layout.overlap.overlap_param_gather) == (
+        reduces,
+        gathers,
+    )
     stated = catalog.framework("megatron-core@2025").layout(
         f"dp=8,zero={zero},overlap_param_gather=false"
     )[0]
-    assert not stated.overlap_param_gather
+    assert not stated.overlap.overlap_param_gather
 
 
 @pytest.mark.parametrize(("year", "overlaps"), [(2021, False), (2022, False), (2023, True)])
 def test_fsdp_prefetches_in_backward_from_its_second_version_on(year: int, overlaps: bool) -> None:
     framework = catalog.framework(f"fsdp@{year}")
-    assert framework.default_layout.overlap_grad_reduce is overlaps
-    assert framework.default_layout.overlap_param_gather
+    assert framework.default_layout.overlap.overlap_grad_reduce is overlaps
+    assert framework.default_layout.overlap.overlap_param_gather

@@ -203,7 +203,7 @@ def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatc
     said = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", filled))
     assert set(said) == set(job_files.JOB_FILE_KEYS)
     assert set(said["job"]) == set(key_fields(Job)) - {"assumed"}
-    assert set(said["layout"]) == {f.name for f in fields(Layout)}
+    assert set(said["layout"]) == set(key_fields(Layout))
     assert set(said["search"]) == set(SEARCH_WORDS)
     assert run(capsys, "predict", "job.toml")[0] == 0
     status, _, err = run(capsys, "init")
@@ -325,7 +325,7 @@ def test_commented_keys_of_a_new_job_file_show_their_defaults() -> None:
         added = uncommented[section].keys() - as_written[section].keys()
         assert len(added) > 15
         for name in added:
-            home = key_fields(Job)[name].home if section == "job" else Layout
+            home = key_fields(Job)[name].home if section == "job" else key_fields(Layout)[name].home
             (default,) = [f.default for f in fields(home) if f.name == name]
             shown = uncommented[section][name]
             assert default is MISSING or shown == (

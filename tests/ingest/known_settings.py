@@ -282,7 +282,7 @@ def facts(launch: Launch) -> dict[str, float]:
     }
     values |= {"global_batch": launch.global_batch, "seq_len": launch.seq_len}
     if launch.layout is not None:
-        values |= {f"layout.{key}": value for key, value in vars(launch.layout).items()}
+        values |= {f"layout.{key}": value for key, value in launch.layout.values().items()}
     values |= {f"job.{key}": value for key, value in launch.job_fields.items()}
     if isinstance(launch.model, Transformer):
         values |= {f"model.{key}": value for key, value in launch.model.values().items()}

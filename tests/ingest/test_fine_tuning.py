@@ -194,7 +194,7 @@ def test_what_a_file_says(name: str) -> None:
     assert launch.missing == launch.may_be_wrong == launch.ignored == ()
     assert launch.layout is not None
     assert (launch.layout.dp, launch.layout.micro_batch, launch.global_batch) == (8, 2, 64)
-    assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
+    assert {key: launch.layout.value(key) for key in facts.layout} == facts.layout
     assert launch.seq_len == 4096
     assert facts.job.items() <= dict(launch.job_fields).items()
     assert pm.predict(launch.problem("dgx-h100"), layout=launch.layout).step_time_s > 0
@@ -235,7 +235,7 @@ def test_a_file_of_deepspeed_beside_the_file_is_read_with_it(name: str, tmp_path
     assert (
         launch.layout.zero,
         launch.layout.offload_states,
-        launch.layout.overlap_grad_reduce,
+        launch.layout.overlap.overlap_grad_reduce,
     ) == (
         2,
         "optimizer",

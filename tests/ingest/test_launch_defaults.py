@@ -175,7 +175,11 @@ def test_deepspeed_overlaps_by_default_under_stage_3_alone(
     stage: int, said: str, reduces: bool, gathers: bool
 ) -> None:
     layout, _ = read("a.json", DEEPSPEED % f'"zero_optimization": {{"stage": {stage}{said}}}')
-    assert (layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather) == (
+    assert (
+        layout.zero,
+        layout.overlap.overlap_grad_reduce,
+        layout.overlap.overlap_param_gather,
+    ) == (
         stage,
         reduces,
         gathers,
@@ -261,7 +265,7 @@ def test_looped_schedules_of_torch_have_two_virtual_stages(
 )
 def test_megatron_does_nothing_that_it_is_not_told(said: str, fields: dict[str, Any]) -> None:
     layout, _ = read("a.sh", MEGATRON % said)
-    assert {name: getattr(layout, name) for name in fields} == fields
+    assert {name: layout.value(name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(("said", "dtype"), [("", "fp32"), ("--bf16", "bf16"), ("--fp16", "fp16")])

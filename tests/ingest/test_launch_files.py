@@ -399,7 +399,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(
         text.replace(was, becomes), name, devices=None if "accel" in name else 64
     ).layout
     assert layout is not None
-    assert {field: getattr(layout, field) for field in says} == says
+    assert {field: layout.value(field) for field in says} == says
 
 
 @pytest.mark.parametrize(

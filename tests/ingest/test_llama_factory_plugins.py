@@ -57,7 +57,7 @@ def test_plugins(more: str, layout: dict, job: dict, is_open: bool) -> None:
         (),
         (),
     )
-    assert {name: getattr(launch.layout, name) for name in layout} == layout
+    assert {name: launch.layout.value(name) for name in layout} == layout
     assert job.items() <= dict(launch.job_fields).items()
     assert bool(launch.may_be_wrong) == is_open
     assert launch.layout is not None

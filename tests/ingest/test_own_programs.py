@@ -387,7 +387,7 @@ def test_supervised_fine_tuning_of_verl_on_fsdp(more: str, layout: dict[str, Any
         2048,
     )
     assert launch.model == pm.model("qwen3-8b")
-    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert {key: launch.layout.value(key) for key in layout} == layout
     assert launch.job_fields["dtype"] == "bf16"
     assert not launch.may_be_wrong
     assert not launch.ignored
@@ -429,7 +429,7 @@ def test_supervised_fine_tuning_of_verl_on_megatron(more: str, layout: dict[str,
     launch = parse_launch(script, "run.sh")
     assert launch.layout is not None
     assert (launch.framework, launch.devices, launch.global_batch) == ("megatron-core", 8, 32)
-    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert {key: launch.layout.value(key) for key in layout} == layout
     assert not launch.may_be_wrong
 
 
@@ -493,7 +493,7 @@ def test_programs_of_openrlhf(more: str, dtype: str, layout: dict[str, Any]) -> 
     launch = parse_launch(OPENRLHF_COMMANDS.format(more=more), "run.sh", devices=16)
     assert launch.layout is not None
     assert (launch.job_fields["dtype"], launch.global_batch, launch.layout.zero) == (dtype, 256, 2)
-    assert {key: getattr(launch.layout, key) for key in layout} == layout
+    assert {key: launch.layout.value(key) for key in layout} == layout
     assert not launch.may_be_wrong
 
 

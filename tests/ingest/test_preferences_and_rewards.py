@@ -60,7 +60,7 @@ def test_the_training_half_of_nemo_rl(objective: str, is_megatron: bool) -> None
             1,
             "none",
         )
-        assert (layout.sequence_parallel, layout.overlap_grad_reduce) == (True, True)
+        assert (layout.sequence_parallel, layout.overlap.overlap_grad_reduce) == (True, True)
         assert launch.job_fields["grad_dtype"] == "bf16"
     else:
         assert launch.framework == "fsdp"

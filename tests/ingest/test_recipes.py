@@ -24,8 +24,7 @@ def read(name: str, text: str, **given: Any) -> Launch:
 def degrees(launch: Launch) -> tuple[int, ...]:
     assert launch.layout is not None
     return tuple(
-        getattr(launch.layout, name)
-        for name in ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch")
+        launch.layout.value(name) for name in ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch")
     )
 
 

@@ -141,7 +141,7 @@ def assert_says(launch: Launch, facts: Facts) -> None:
     assert launch.missing == ()
     assert launch.may_be_wrong == ()
     assert launch.layout is not None
-    assert {key: getattr(launch.layout, key) for key in facts.layout} == facts.layout
+    assert {key: launch.layout.value(key) for key in facts.layout} == facts.layout
     assert (launch.devices, launch.seq_len, launch.framework) == (
         facts.devices,
         facts.seq_len,
@@ -1089,7 +1089,7 @@ def test_nodes_of_a_file_are_a_guess() -> None:
 )
 def test_spellings_of_arguments(argument: str, field: str, value: object) -> None:
     launch = launched(argument)
-    assert getattr(launch.layout, field) == value
+    assert launch.layout.value(field) == value
     assert launch.ignored == ()
 
 

@@ -124,7 +124,7 @@ class PhaseByHand:
 
     @property
     def ring_steps(self) -> int:
-        return self.layout.tp if self.layout.tp_overlap else 1
+        return self.layout.tp if self.layout.overlap.tp_overlap else 1
 
     @property
     def ring_collectives(self) -> list[Event]:

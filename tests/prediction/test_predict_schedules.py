@@ -124,7 +124,7 @@ def test_what_is_said_to_have_no_effect_has_none(more: str) -> None:
     consists of."""
     layout = Layout.parse(f"dp=2,{more}")
     field = more.rpartition(",")[2].partition("=")[0]
-    plain = replace(layout, **{field: getattr(Layout(), field)})
+    plain = replace(layout, **{field: Layout().value(field)})
     assert plain == layout or any(remark.startswith(f"{field}=") for remark in layout.remarks)
     with_field, without = (
         pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8) for one in (layout, plain)

@@ -17,6 +17,7 @@ CACHED = {
     "catalog._clusters._catalog": "files of the package",
     "spec._documented.documented": "source of the package",
     "spec.notation.schedule_name": "words",
+    "spec._layout._types": "fields of a class",
     "spec._sections.key_fields": "fields of a class",
     "spec._sections._switches": "fields of a class",
     "catalog._devices._catalog": "files of the package",

@@ -1,7 +1,6 @@
 """Layouts: notation, defaults, refusals."""
 
 import re
-from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -50,9 +49,9 @@ def test_distsim_notation():
     )
 )
 def test_a_layout_keeps_what_it_is_given_and_says_what_runs_otherwise(layout):
-    given = {f.name: getattr(layout, f.name) for f in fields(layout)}
+    given = layout.values()
     assert Layout(**given) == layout == Layout.parse(str(layout))
-    assert {f.name: getattr(layout, f.name) for f in fields(Layout.parse(str(layout)))} == given
+    assert Layout.parse(str(layout)).values() == given
     runs_as_given = all(form == given[name] for name, form in layout.forms.items())
     assert runs_as_given == (not layout.remarks)
     canonical = layout.canonical
@@ -184,7 +183,7 @@ def test_whatever_runs_as_if_it_were_not_said_is_told() -> None:
     """Every field whose form that runs is another one (`Layout.forms`) has a remark."""
     for text in IDLE:
         layout = Layout.parse(text)
-        changed = {name for name, form in layout.forms.items() if form != getattr(layout, name)}
+        changed = {name for name, form in layout.forms.items() if form != layout.value(name)}
         assert all(
             any(remark.startswith(f"{name}=") for remark in layout.remarks) for name in changed
         )

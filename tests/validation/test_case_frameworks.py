@@ -72,7 +72,7 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     preset = recipe_of(row, case.framework, case.model, case.cluster.device, case.job.dtype)
     cells = {"zero": "zero_stage", "sequence_parallel": "sequence_parallel"}
     degrees = {
-        name: getattr(case.layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")
+        name: case.layout.value(name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")
     }
     degrees |= {} if case.layout.etp is None else {"etp": case.layout.etp}
     said = degrees | {
@@ -85,9 +85,7 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     if given(row, "schedule") or case.layout.vpp > 1:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
     said |= layout_switches(row)
-    said |= preset.layout | {
-        name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")
-    }
+    said |= preset.layout | {name: case.layout.value(name) for name in ("replicate", "tp_overlap")}
     if given(row, "sharding"):
         said["zero"] = case.layout.zero
     if case.layout.offload:

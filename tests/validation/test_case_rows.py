@@ -177,7 +177,10 @@ def test_experts_in_a_row_need_no_catalog_entry():
 )
 def test_dispatch_that_the_launch_tells_is_predicted(flags, dispatcher, overlap):
     case = read_case(MOE | {"framework": "megatron-bridge@2026", "launch_and_overlap": flags})
-    assert (case.job.experts.expert_dispatcher, case.layout.ep_overlap) == (dispatcher, overlap)
+    assert (case.job.experts.expert_dispatcher, case.layout.overlap.ep_overlap) == (
+        dispatcher,
+        overlap,
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_dispatch_that_the_launch_tells_is_predicted(flags, dispatcher, overlap)
 )
 def test_switches_of_the_launch_are_read(flags, graphs, overlap):
     case = read_case(ROW | {"framework": "nemo@2024", "launch_and_overlap": flags})
-    assert (case.job.kernels.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
+    assert (case.job.kernels.cuda_graphs, case.layout.overlap.tp_overlap) == (graphs, overlap)
 
 
 @pytest.mark.parametrize(

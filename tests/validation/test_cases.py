@@ -315,7 +315,7 @@ def test_missing_cells_are_filled_from_what_is_known():
     assert case.model.ffn_hidden == 4 * 6144
     assert case.layout.vpp == 1
     assert case.job.kernels.flash_attention is False
-    assert case.layout.overlap_grad_reduce is False
+    assert case.layout.overlap.overlap_grad_reduce is False
 
 
 def test_layers_follow_from_the_parameter_count():

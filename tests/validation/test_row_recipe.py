@@ -47,8 +47,8 @@ def at(release: str, **cells: object):
 
 def test_releases_differ_in_what_their_recipes_set():
     early, late = at("26.02"), at("26.06")
-    assert (early.job.kernels.cuda_graphs, early.layout.ep_overlap) == ("layers", False)
-    assert (late.job.kernels.cuda_graphs, late.layout.ep_overlap) == ("step", True)
+    assert (early.job.kernels.cuda_graphs, early.layout.overlap.ep_overlap) == ("layers", False)
+    assert (late.job.kernels.cuda_graphs, late.layout.overlap.ep_overlap) == ("step", True)
     assert early.layout.recompute == late.layout.recompute == "selective"
     assert (
         early.job.activations.recompute_modules
@@ -66,7 +66,7 @@ def test_releases_differ_in_what_their_recipes_set():
 def test_what_a_row_says_goes_before_its_recipe():
     said = at("26.06", recompute="full", recompute_detail="full")
     assert said.layout.recompute == "full"
-    assert not read_case(V3).layout.ep_overlap
+    assert not read_case(V3).layout.overlap.ep_overlap
 
 
 def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
@@ -216,11 +216,13 @@ def test_default_configurations_of_a_launcher_are_its_recipes():
     }
     row |= {"tp": 2, "dp": 8, "n_devices": 16, "seq_len": 512, "recipe_release": "default"}
     overlaps = {
-        name: read_case(row | {"model": name}).layout.overlap_grad_reduce
+        name: read_case(row | {"model": name}).layout.overlap.overlap_grad_reduce
         for name in ("mt5-3b", "gpt3-5b")
     }
     assert overlaps == {"mt5-3b": False, "gpt3-5b": True}
-    assert read_case(row | {"model": "mt5-3b", "recipe_release": ""}).layout.overlap_grad_reduce
+    assert read_case(
+        row | {"model": "mt5-3b", "recipe_release": ""}
+    ).layout.overlap.overlap_grad_reduce
     bert = row | {
         "model": "bert-base",
         "framework": "pytorch@2020",
@@ -228,8 +230,8 @@ def test_default_configurations_of_a_launcher_are_its_recipes():
         "dp": 16,
         "recipe_release": "default",
     }
-    assert not read_case(bert).layout.overlap_grad_reduce
-    assert read_case(bert | {"recipe_release": ""}).layout.overlap_grad_reduce
+    assert not read_case(bert).layout.overlap.overlap_grad_reduce
+    assert read_case(bert | {"recipe_release": ""}).layout.overlap.overlap_grad_reduce
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_a_recipe_of_launch_scripts_is_found_by_the_tag_of_the_page(tag, sharded
     row |= {"recipe_release": re.sub(r"\.1$", "", tag), "flash_attention": None}
     found = [completion.case for completion in completions(RowRun(row), None, choice_priors())[0]]
     assert {case.layout.replicate for case in found} == replicas
-    assert {case.layout.overlap_param_gather for case in found} == {not sharded}
+    assert {case.layout.overlap.overlap_param_gather for case in found} == {not sharded}
     assert all(("replicate" in case.assumed) != sharded for case in found)
     assert all(case.recompute_stated and case.layout.recompute == "selective" for case in found)
 
@@ -326,9 +328,9 @@ def test_a_recipe_says_what_stays_wide():
 def test_a_recipe_may_leave_tensor_parallel_collectives_alone():
     row = V3 | {"pp": 1, "vpp": 1, "tp": 2, "dp": 32, "n_devices": 64, "recipe_release": "v26.06"}
     row |= {"model": "nemotron-3-super", "device": "GB200-NVL72", "dtype": "nvfp4"}
-    assert not read_case(row).layout.tp_overlap
+    assert not read_case(row).layout.overlap.tp_overlap
     # Megatron-Bridge cuts them into ring steps elsewhere
-    assert read_case(row | {"recipe_release": ""}).layout.tp_overlap
+    assert read_case(row | {"recipe_release": ""}).layout.overlap.tp_overlap
 
 
 @pytest.mark.parametrize(
@@ -488,8 +490,8 @@ def test_pages_and_notes_tell_what_communication_overlaps(
     assert ("tp_overlap" in case.stated) == (
         tp_overlaps is not None and (tp > 1 or not gradients_overlap)
     )
-    assert case.layout.tp_overlap == bool(tp_overlaps and tp > 1)
-    assert case.layout.overlap_grad_reduce == gradients_overlap
+    assert case.layout.overlap.tp_overlap == bool(tp_overlaps and tp > 1)
+    assert case.layout.overlap.overlap_grad_reduce == gradients_overlap
 
 
 def test_memory_that_torchtitan_and_kempnerforge_log_is_in_gib() -> None:

@@ -212,7 +212,7 @@ def test_synonyms_read_alike(wording, case, joint, around):
     read = read_case(base | {column: spelled})
     assert unread(read) == []
     for name, value in meaning["layout"].items() if "layout" in meaning else ():
-        assert getattr(read.layout, name) == value, spelled
+        assert read.layout.value(name) == value, spelled
     for name, value in meaning["job"].items() if "job" in meaning else ():
         assert read.job.value(name) == value, spelled
 
@@ -225,7 +225,7 @@ def test_every_wording_has_its_meaning(column):
         for words, case in zip(wordings, cases, strict=True):
             assert unread(case) == [], words
             assert {
-                name: getattr(case.layout, name) for name in meaning.get("layout", {})
+                name: case.layout.value(name) for name in meaning.get("layout", {})
             } == meaning.get("layout", {})
             assert {name: case.job.value(name) for name in meaning.get("job", {})} == meaning.get(
                 "job", {}

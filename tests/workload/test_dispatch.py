@@ -160,7 +160,11 @@ def test_sending_tokens_once_is_faster_over_nodes_and_overlap_faster_still():
 
 def test_layouts_with_overlapped_experts_are_read_and_written():
     layout = Layout.parse("dp=16,ep=16,ep_overlap=true,cp=2,cp_kind=all_gather,cp_balanced=false")
-    assert (layout.ep_overlap, layout.cp_kind, layout.cp_balanced) == (True, "all_gather", False)
+    assert (layout.overlap.ep_overlap, layout.cp_kind, layout.cp_balanced) == (
+        True,
+        "all_gather",
+        False,
+    )
     assert Layout.parse(str(layout)) == layout
 
 

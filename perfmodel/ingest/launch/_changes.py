@@ -135,7 +135,7 @@ class _Target:
         self._reading = reading
         self._model = model
         self._layout = layout
-        self._wanted = vars(comparable(without_own_cut(launch.framework, layout, model)))
+        self._wanted = comparable(without_own_cut(launch.framework, layout, model)).values()
         self._passes = job.global_batch // (layout.dp * layout.micro_batch)
         self._global_batch = job.global_batch
         # What the user states by a flag is not the file's, and the file need not state it.
@@ -173,7 +173,9 @@ class _Target:
         launch, stated = self._read(entries)
         if launch is None or launch.layout is None:
             return self._wanted
-        got = vars(comparable(without_own_cut(self._launch.framework, launch.layout, self._model)))
+        got = comparable(
+            without_own_cut(self._launch.framework, launch.layout, self._model)
+        ).values()
         wrong = {name: value for name, value in self._wanted.items() if got[name] != value}
         # Devices given by a flag decide the number of replicas, but the file may state another.
         if stated.get("dp", self._layout.dp) != self._layout.dp:
@@ -232,7 +234,7 @@ class _Target:
         Frameworks refuse some that have none, such as virtual stages without a pipeline.
         """
         _, stated = self._read(entries)
-        layout = vars(self._layout)
+        layout = self._layout.values()
         return {name for name, value in stated.items() if layout.get(name, value) != value}
 
 

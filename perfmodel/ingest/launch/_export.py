@@ -100,7 +100,7 @@ def export_launch(
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
     if form.elsewhere:
         # Fields without a key in the format are written into a comment, which is read back.
-        unwritten = [f"{name}={getattr(layout, name)}" for name in form.elsewhere]
+        unwritten = [f"{name}={layout.value(name)}" for name in form.elsewhere]
         comments.append("perfmodel: " + ",".join(unwritten))
     # The text is read back under this name: files that it includes lie beside the user's own.
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
@@ -230,7 +230,7 @@ def write_launch(path: Path | str, text: str) -> None:
 def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_node: int) -> Fields:
     """The fields to write: those of the layout, and of job and model if given."""
     canonical = comparable(layout)
-    fields: Fields = {name: getattr(canonical, name) for name in vars(canonical)}
+    fields: Fields = canonical.values()
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
     if job is not None:
         names = (
@@ -276,8 +276,8 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
         )
     # Fields that the file does not state follow from the framework on both sides and need no
     # comparison.
-    expected = vars(comparable(layout))
-    got = vars(comparable(back.layout))
+    expected = comparable(layout).values()
+    got = comparable(back.layout).values()
     if job is not None:
         stated = dict(back.job_fields) | {
             "seq_len": back.seq_len,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perfmodel import catalog
@@ -12,7 +12,7 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import Harm
 from perfmodel.ingest.launch._model import PARTS_OF_MODEL
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Layout, Model, Problem, key_fields
 
 JOB_FIELDS: Final = (
     "dtype",
@@ -42,7 +42,7 @@ JOB_FIELDS: Final = (
     "secondary_shards",
 )
 """Fields of `Job` other than batch and length that files state."""
-LAYOUT_FIELDS: Final = tuple(layout_field.name for layout_field in fields(Layout))
+LAYOUT_FIELDS: Final = tuple(key_fields(Layout))
 BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
 _BY_A_FLAG: Final = ("global_batch", "seq_len", "dtype")
 """Fields that the caller states by a separate flag."""

@@ -166,7 +166,7 @@ def parse_launch(
             raise LaunchFileError(
                 f"{place}: {kept_layout.schedule}: a launch file may not refer to a schedule file; give --layout"
             )
-        commented = {name: getattr(kept_layout, name) for name in form.elsewhere}
+        commented = {name: kept_layout.value(name) for name in form.elsewhere}
         stated = replace(stated, fields=stated.fields | commented)
     framework = form.framework_of(stated, source.entries)
     launch = settle(

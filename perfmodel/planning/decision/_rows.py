@@ -199,7 +199,7 @@ def _source_words(name: str) -> str:
 
 
 def _setting(layout: Layout, name: str) -> Any:
-    return layout.tp if name == "etp" and layout.etp is None else getattr(layout, name)
+    return layout.tp if name == "etp" and layout.etp is None else layout.value(name)
 
 
 def _is_same_in_all(made: Sequence[dict[str, Any]], name: str) -> bool:

@@ -268,7 +268,7 @@ def faults(
         _machine_fault(problem, layout, fault, has_timers, small_batch) for fault in applicable
     ]
     for setting in _LAYOUT_SETTINGS:
-        if setting.differs(vars(layout)):
+        if setting.differs(layout.values()):
             candidates.append(
                 _setting_fault(problem, replace(layout, **setting.fields), setting, small_batch)
             )

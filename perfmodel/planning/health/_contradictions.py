@@ -76,7 +76,7 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
         "global_batch": problem.job.global_batch,
         "seq_len": problem.job.seq_len,
     }
-    script |= {name: getattr(layout, name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
+    script |= {name: layout.value(name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
 
     # Another structure is another job, and is predicted as it ran. Options stay as in the script,
     # so that their cost shows up as a cause.
@@ -126,7 +126,7 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
     """The layout with the degrees that ran; if the log does not state the replicas, they follow
     from the devices."""
     changes = {name: stated[name] for name in (*_DEGREES, "micro_batch") if name in stated}
-    changes = {name: value for name, value in changes.items() if value != getattr(layout, name)}
+    changes = {name: value for name, value in changes.items() if value != layout.value(name)}
     devices = stated.get("devices", layout.devices)
     group = 1
     for name in ("tp", "pp", "cp"):

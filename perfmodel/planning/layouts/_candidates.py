@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -245,7 +245,7 @@ def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":
 
     # Degrees are the same in all of a grid. Each of its axes has the choices of some other fields.
     grid = cost.grid
-    columns = {field.name: getattr(grid.degrees, field.name) for field in fields(grid.degrees)}
+    columns = grid.degrees.values()
     index = np.unravel_index(places, grid.shape)
     axes = (grid.pipelines, grid.shards, grid.recomputes, grid.states)
     for choice_of_row, choices in zip(index, axes, strict=True):

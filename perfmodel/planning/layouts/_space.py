@@ -252,7 +252,7 @@ def restrict(space: SearchSpace, text: str) -> SearchSpace:
     """
     if not text:
         return space
-    values = Layout.values(text)
+    values = Layout.stated(text)
     if "dp" in values:
         raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
     # The record checks the values. It gets replicas enough for its experts; the search finds out

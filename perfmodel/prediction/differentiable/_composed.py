@@ -230,7 +230,7 @@ def _programs(
         lanes=tuple((step, variant.beside == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
         loss=overlap_loss(problem),
-        ring_steps=layout.tp if layout.tp_overlap else 1,
+        ring_steps=layout.tp if layout.overlap.tp_overlap else 1,
         absent=tuple(
             name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()
         ),

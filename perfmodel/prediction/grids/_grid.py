@@ -93,7 +93,7 @@ class LayoutGrid:
         """Make a grid of a single layout, with any stages."""
         chosen: list[Any] = []
         for kind in (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice):
-            fields = [getattr(layout, name) for name in kind._fields]
+            fields = [layout.value(name) for name in kind._fields]
             chosen.append((kind(*fields),))
         return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))
 

@@ -240,7 +240,7 @@ class GridModel:
         return PipelineKey(
             layout.pp,
             micro_batches,
-            layout.ep_overlap and layout.ep > 1,
+            layout.overlap.ep_overlap and layout.ep > 1,
             self.blocks(grid)[0].repeats,
         )
 
@@ -386,14 +386,16 @@ class GridModel:
         # Degrees and micro-batch of a grid are alike, so its block times differ by these two alone.
         first, times_of_shard = distinct(
             [
-                (of_shard, layout.tp_overlap)
+                (of_shard, layout.overlap.tp_overlap)
                 for of_shard, layout in zip(blocks, layouts, strict=True)
             ]
         )
         times = []
         for shard in first:
             layout = layouts[shard]
-            key = BlockTimesKey(blocks[shard], layout.tp_overlap, checks_numbers, variant, slices)
+            key = BlockTimesKey(
+                blocks[shard], layout.overlap.tp_overlap, checks_numbers, variant, slices
+            )
             compute = partial(block_times, self.problem, layout, variant, slices, table)
             times.append(get_or_compute(self._times, key, compute))
         return [times[place] for place in times_of_shard.tolist()]

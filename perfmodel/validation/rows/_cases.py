@@ -92,7 +92,7 @@ class Case:
     @property
     def stated(self) -> frozenset[str]:
         """Names of the layout and job fields that the run states."""
-        return frozenset(Layout.values(self.stated_layout)) | self.stated_job
+        return frozenset(Layout.stated(self.stated_layout)) | self.stated_job
 
     @property
     def recompute_stated(self) -> bool:
@@ -105,7 +105,7 @@ class Case:
         Raises:
             LayoutError: a layout that is not possible.
         """
-        values = Layout.values(self.stated_layout) | changes
+        values = Layout.stated(self.stated_layout) | changes
         text = ",".join(f"{name}={written(value)}" for name, value in values.items())
         layout, _ = self.framework.layout(text, self.model)
         return replace(self, layout=layout, stated_layout=text)

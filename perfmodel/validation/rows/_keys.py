@@ -231,7 +231,7 @@ def layout_values(keys: Mapping[str, Any], run_name: str) -> dict[str, Any]:
         stated.append(f"{key}={written(plain_value)}")
     notation = ",".join(stated)
     try:
-        return Layout.values(notation)
+        return Layout.stated(notation)
     except PerfModelError as error:
         # Errors of other types name the key themselves.
         if type(error) is not PerfModelError:

@@ -121,7 +121,7 @@ def with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -
     stated = layout_values(keys, run_name)
     if not stated:
         return layout_text
-    values = Layout.values(layout_text) | stated
+    values = Layout.stated(layout_text) | stated
     # A mode and a number of layers exclude each other: the one that the columns state replaces the
     # other.
     if (

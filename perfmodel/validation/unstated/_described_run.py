@@ -276,9 +276,9 @@ def described_job(
     """
     values: Mapping[str, Any] = {}
     if isinstance(layout, Layout):
-        values = vars(layout)
+        values = layout.values()
     elif layout:
-        values = Layout.values(layout)
+        values = Layout.stated(layout)
     stated = {name: value for name, value in job.items() if value is not None}
     return JobRun(
         catalog.model(model), catalog.cluster(cluster), stated, values, framework, devices

@@ -109,7 +109,7 @@ class ExpertOverlap(OpenChoice):
         return "ep_overlap" in case.stated
 
     def value(self, case: Case) -> str:
-        return on_or_off(case.layout.ep_overlap)
+        return on_or_off(case.layout.overlap.ep_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [

@@ -169,14 +169,14 @@ class DataParallelOverlap(OpenChoice):
     def matters(self, case: Case) -> bool:
         framework = case.framework
         can_hide = framework.communication.hides(case.layout.zero, case.layout.tp)
-        hides = framework.default_layout.overlap_grad_reduce and can_hide
+        hides = framework.default_layout.overlap.overlap_grad_reduce and can_hide
         return hides and case.layout.dp * case.layout.cp > 1 and case.job.mode == "train"
 
     def stated(self, case: Case) -> bool:
         return "overlap_grad_reduce" in case.stated
 
     def value(self, case: Case) -> str:
-        return on_or_off(case.layout.overlap_grad_reduce)
+        return on_or_off(case.layout.overlap.overlap_grad_reduce)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         exposed = {"overlap_grad_reduce": False, "overlap_param_gather": False}
@@ -196,7 +196,7 @@ class TensorParallelOverlap(OpenChoice):
         return "tp_overlap" in case.stated
 
     def value(self, case: Case) -> str:
-        return on_or_off(case.layout.tp_overlap)
+        return on_or_off(case.layout.overlap.tp_overlap)
 
     def variants(self, case: Case) -> Sequence[Variant]:
         return [

@@ -172,7 +172,7 @@ def test_the_grid_has_every_dimension_and_schedule() -> None:
         "dp": {1, 2, 4},
         "zero": {0, 1, 2, 3},
     }.items():
-        assert {getattr(layout, name) for layout in GRID} == values
+        assert {layout.value(name) for layout in GRID} == values
     assert {(layout.recompute, layout.effective_sequence_parallel) for layout in GRID} == {
         *product(("none", "selective", "full"), (False, True))
     }

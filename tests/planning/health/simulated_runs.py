@@ -238,7 +238,7 @@ def log_text(run: SimulatedRun, seed: int = 7) -> str:
     settings = dict(run.states)
     if run.logs_options:
         settings |= {
-            name: getattr(layout, name) for name in ("overlap_grad_reduce", "overlap_param_gather")
+            name: layout.value(name) for name in ("overlap_grad_reduce", "overlap_param_gather")
         }
         settings |= {ARGUMENTS.get(name, name): value for name, value in run.options.items()}
     text = write_log(

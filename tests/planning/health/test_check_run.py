@@ -315,7 +315,10 @@ def test_another_job_in_the_log_is_said_and_predicted(
 def test_options_of_the_log_are_compared_only_where_they_matter() -> None:
     problem, layout = job("megatron 70b")
     text = log_of(
-        problem, layout, overlap_param_gather=layout.overlap_param_gather, context_parallel_size=1
+        problem,
+        layout,
+        overlap_param_gather=layout.overlap.overlap_param_gather,
+        context_parallel_size=1,
     )
     assert not check_run(problem, layout, parse_log(text)).contradictions
 
@@ -374,8 +377,8 @@ def test_a_run_has_the_options_that_its_log_states(tmp_path: Path) -> None:
     problem = launch.problem("dgx-h100")
     (tmp_path / "train.log").write_text(log_of(problem, launch.layout, overlap_grad_reduce=True))
     (run,) = pm.runs_of_logs([(script, tmp_path / "train.log")], "dgx-h100")
-    assert not launch.layout.overlap_grad_reduce
-    assert run.layout.overlap_grad_reduce
+    assert not launch.layout.overlap.overlap_grad_reduce
+    assert run.layout.overlap.overlap_grad_reduce
 
 
 def test_a_check_is_a_page_with_its_steps_and_causes(tmp_path: Path) -> None:

@@ -525,7 +525,7 @@ def test_options_of_the_log_count_where_they_have_an_effect(option: str) -> None
     for place, text in enumerate(MATTERS[option]):
         matters = place == 0
         layout = Layout.parse(text)
-        other: Any = "full" if option == "recompute" else not getattr(layout, option)
+        other: Any = "full" if option == "recompute" else not layout.value(option)
         log = TrainingLog(path="train.log", format="megatron", steps=(), settings={option: other})
         ran = what_ran(_problem(), layout, log)
         assert ran.options == ({option: other} if matters else {})

@@ -111,7 +111,7 @@ def test_context_and_expert_parallelism_are_laid_out_as_the_framework_runs_them(
         for layout in grid.layouts():
             kind = ("all_gather", False) if layout.cp > 1 else ("ring", True)
             assert (layout.cp_kind, layout.cp_balanced) == kind
-            assert layout.ep_overlap == (layout.ep > 1)
+            assert layout.overlap.ep_overlap == (layout.ep > 1)
 
 
 def test_command(capsys):

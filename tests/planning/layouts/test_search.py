@@ -105,7 +105,7 @@ def test_dimensions_can_be_fixed(case):
     fixed = found(
         case, space=restrict(space, "tp=2,zero=1,tp_overlap=true,order=ep-dp-tp-cp-pp"), top=3
     )
-    assert {(p.layout.tp, p.layout.tp_overlap) for p in fixed.layouts} == {(2, True)}
+    assert {(p.layout.tp, p.layout.overlap.tp_overlap) for p in fixed.layouts} == {(2, True)}
     assert {p.layout.zero for p in fixed.layouts} <= {0, 1}
     assert {p.layout.order for p in fixed.layouts} == {"ep-dp-tp-cp-pp"}
 

@@ -183,7 +183,7 @@ def test_options_without_effect_are_not_tried():
         enumerate_layouts(space, problem.replace(job=replace(job, frozen=True)), Counter())
     )
     assert {layout.zero for layout in frozen} == {0, 3}
-    assert all(layout.overlap_grad_reduce for layout in frozen)
+    assert all(layout.overlap.overlap_grad_reduce for layout in frozen)
     assert Layout(dp=8) in frozen
 
 
