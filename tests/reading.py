@@ -34,6 +34,7 @@ VAGUE_NAMES = frozenset(
         *("like", "left", "dealt", "words", "to", "where", "by", "per"),
     )
 )
+DOOR_HELPERS = frozenset(("lazy_names", "shorten_reprs"))
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Figures:
     vague_names: int = 0
     widest_record: int = 0
     largest_facade: int = 0
-    """Names that the `__init__.py` of a folder imports."""
+    """Names that the `__init__.py` of a folder offers from modules of its package."""
 
     def row(self, name: str) -> str:
         """A row of the table."""
@@ -84,11 +85,21 @@ def figures_of(folder: Path) -> Figures:
         _count_lines(figures, text, tree)
         _count_nodes(figures, tree)
         if path.name == "__init__.py":
-            exported = sum(
-                len(node.names) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-            )
-            figures.largest_facade = max(figures.largest_facade, exported)
+            figures.largest_facade = max(figures.largest_facade, _names_offered(path, tree))
     return figures
+
+
+def _names_offered(door: Path, tree: ast.Module) -> int:
+    """Number of names that a door imports from its package; helpers that the door itself calls
+    (`lazy_names`, `shorten_reprs`) and names of other libraries are none that it offers."""
+    count = 0
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        is_of_package = node.level > 0 or (node.module or "").partition(".")[0] in door.parts
+        names = [alias for alias in node.names if alias.name not in DOOR_HELPERS]
+        count += is_of_package * len(names)
+    return count
 
 
 def _count_lines(figures: Figures, text: str, tree: ast.Module) -> None:

@@ -185,6 +185,7 @@ def explain(
 
     return Prediction(
         **_request(problem, layout),
+        warnings=_warnings(problem, layout, path.provenance_shares, devices),
         **_rates(problem, layout, step_s, devices),
         step_time_s=step_s,
         step_time_lo_s=problem.job.paced_s(max(computed_s * interval.lower, account.kernels_s)),
@@ -192,7 +193,6 @@ def explain(
         fits=not memory.reasons,
         fits_probability=memory.fits_probability,
         reasons=memory.reasons,
-        warnings=_warnings(problem, layout, path.provenance_shares, devices),
         time_account=time_account,
         memory_account=memory.account,
         uncertainty=Uncertainty(

@@ -20,7 +20,7 @@ from perfmodel.spec._cluster import (
 )
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
-from perfmodel.spec._framework import Framework, Problem
+from perfmodel.spec._framework import Framework
 from perfmodel.spec._job import OPTIMIZERS, Job
 from perfmodel.spec._job_sections import (
     BASE_WEIGHT_BYTES,
@@ -41,6 +41,7 @@ from perfmodel.spec._model import (
     Model,
     Transformer,
 )
+from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec.framework_facts import AttentionKernel, partition_by_cost
 

@@ -1,5 +1,4 @@
-"""Training frameworks: how the software runs a model, a job and a layout, and what it can run; and
-problems, which are everything but the layout."""
+"""Training frameworks: how the software runs a model, a job and a layout, and what it can run."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec._cluster import Cluster, Device
+from perfmodel.spec._cluster import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._job import Job, concerns
 from perfmodel.spec._job_sections import Fp8Recipe, Implementation
@@ -484,54 +483,3 @@ class Framework(Stated, Sectioned):
                 untraced(f"{owner}: {name}", value)
             if value < 0:
                 raise PerfModelError(f"{owner}: {name} must not be below 0, got {value}")
-
-
-# --- problems
-# ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A job of a model on a cluster. `perfmodel.catalog.problem` makes one from names and
-    keywords."""
-
-    model: Model
-    cluster: Cluster
-    job: Job
-    framework: Framework = field(default_factory=Framework)
-    devices: int | None = None
-    """Number of devices for the layout (the largest number where fewer are allowed); None: as many
-    as it needs."""
-
-    def __post_init__(self) -> None:
-        # What the framework runs, and its defaults, depend on the job. Both are settled here, so
-        # that every reader of the problem sees the same.
-        object.__setattr__(self, "framework", self.framework.for_job(self.job))
-        if self.job.cached_tokens and self.job.mode == "train":
-            raise PerfModelError(
-                "job: cached_tokens apply only to inference; set mode=inference, or cached_tokens=0"
-            )
-        if self.devices is not None:
-            if self.devices < 1:
-                raise PerfModelError(f"devices must be at least 1, got {self.devices}")
-            require_whole("problem", {"devices": self.devices})
-
-    def require_devices(self) -> int:
-        """The number of devices; raises `PerfModelError` if it is not given."""
-        if self.devices is None:
-            raise PerfModelError("the number of devices is missing; give --devices N (devices=)")
-        return self.devices
-
-    def notation(self, layout: Layout) -> str:
-        """The layout's notation, which the framework reads back to the same layout for this
-        model."""
-        return self.framework.notation(layout, self.model)
-
-    def replace(self, **changes: Any) -> "Problem":
-        """A copy with some fields changed; `global_batch` changes the job."""
-        # `global_batch` is a field of the job.
-        if "global_batch" in changes:
-            changes["job"] = replace(
-                changes.get("job", self.job), global_batch=changes.pop("global_batch")
-            )
-        return replace(self, **changes)
