@@ -16,18 +16,19 @@ import numba  # pyright: ignore[reportMissingImports]
 import numpy as np
 from timing import best_s
 
-from perfmodel.prediction._structure_files import load_structure, save_structure
 from perfmodel.program import ProgramSpec, Structure, build
 from perfmodel.timeline import (
     CompiledStructure,
     ProgramBatch,
     compile_structure,
     count_traces,
+    load_structure,
     makespan,
     makespan_and_grad,
     makespan_lanes,
     makespan_lanes_and_grad,
     makespan_many,
+    save_structure,
     times,
 )
 

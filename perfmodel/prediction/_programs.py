@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._step_costs import Overlap, overlap_of_passes
-from perfmodel.prediction._structure_files import load_structure, save_structure
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.prediction.phases import PASS_KINDS, PassClasses, Variant, in_classes
 from perfmodel.program import (
@@ -33,7 +32,12 @@ from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, Transformer
 from perfmodel.spec.notation import PerStage
-from perfmodel.timeline import CompiledStructure, compile_structure
+from perfmodel.timeline import (
+    CompiledStructure,
+    compile_structure,
+    load_structure,
+    save_structure,
+)
 
 MAX_SEGMENTS = 16
 """Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut

@@ -12,6 +12,7 @@ durations. Its gradient counts how often each class of durations lies on the cri
   vectors, and of many structures at once.
 - `_timeline`, `_memory` and `_slices` say when each op runs, what is in memory then, and what is
   drawn.
+- `_structure_files` keeps compiled structures on disk.
 - `_compilations` keeps programs that JAX compiles on disk.
 """
 
@@ -23,6 +24,7 @@ from perfmodel.timeline._makespan import makespan, makespan_and_grad
 from perfmodel.timeline._many import ProgramBatch, makespan_many
 from perfmodel.timeline._memory import MemorySteps, MemoryTimeline, memory
 from perfmodel.timeline._slices import KIND_NAMES, STREAM_NAMES, Slices, slices
+from perfmodel.timeline._structure_files import load_structure, save_structure
 from perfmodel.timeline._tables import CompiledStructure, compile_structure
 from perfmodel.timeline._timeline import Timeline, timeline_frame, times
 

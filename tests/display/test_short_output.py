@@ -201,7 +201,7 @@ INSIDE = {
     "measure/_plan.py",
     "measure/tables/_rows.py",
     "ir/_text.py",
-    "prediction/_structure_files.py",
+    "timeline/_structure_files.py",
     "validation/population/_fit.py",
 }
 """Files whose JSON only the package itself reads again."""

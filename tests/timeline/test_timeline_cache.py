@@ -15,11 +15,17 @@ import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import _pipeline, _structure_files
-from perfmodel.prediction._structure_files import load_structure, save_structure
+from perfmodel.prediction import _pipeline
 from perfmodel.program import ProgramSpec, Structure, build
 from perfmodel.session import cache_dir, cache_limit_bytes
-from perfmodel.timeline import CompiledStructure, compile_structure, makespan
+from perfmodel.timeline import (
+    CompiledStructure,
+    _structure_files,
+    compile_structure,
+    load_structure,
+    makespan,
+    save_structure,
+)
 
 SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")
 

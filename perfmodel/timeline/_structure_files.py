@@ -23,7 +23,7 @@ from perfmodel.session import (
     drop_least_recently_used,
     mark_used,
 )
-from perfmodel.timeline import CompiledStructure
+from perfmodel.timeline._tables import CompiledStructure
 
 _MAGIC: Final = b"perfmodel structure\n"
 _FOLDERS: Final = 16
@@ -36,7 +36,7 @@ CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
     "perfmodel.timeline._tables",
-    "perfmodel.prediction._structure_files",
+    "perfmodel.timeline._structure_files",
 )
 """Modules that determine structures and their compiled form."""
 
