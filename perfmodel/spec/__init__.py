@@ -18,6 +18,7 @@ from perfmodel.spec._cluster import (
     PeakRates,
     interleaved_groups,
 )
+from perfmodel.spec._conv_net import ConvLayer, ConvNet
 from perfmodel.spec._dimensions import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS
 from perfmodel.spec._documented import Stated, documented
 from perfmodel.spec._framework import Framework
@@ -34,13 +35,7 @@ from perfmodel.spec._job_sections import (
     WideModule,
 )
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload
-from perfmodel.spec._model import (
-    ConvLayer,
-    ConvNet,
-    Mlp,
-    Model,
-    Transformer,
-)
+from perfmodel.spec._model import Mlp, Model, Transformer
 from perfmodel.spec._problem import Problem
 from perfmodel.spec._sections import Sectioned, flat_location, key_fields, nested
 from perfmodel.spec.framework_facts import AttentionKernel, partition_by_cost

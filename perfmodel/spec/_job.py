@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._cluster import USUAL_DTYPES, Device
+from perfmodel.spec._conv_net import ConvNet
 from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
-from perfmodel.spec._model import ConvNet, Model, Transformer
+from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._sections import flat_keywords, require_switches, section
 from perfmodel.spec.encoders import encoders_of
 from perfmodel.spec.unet import UNet
