@@ -11,7 +11,9 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Gemm, KernelOp
 from perfmodel.prediction import EAGER, Site, StepProblem, block_times, priced_events, step_problem
+from perfmodel.prediction.grids import LayoutGrid, price_grids
 from perfmodel.prediction.phases import Phase, Variant
+from perfmodel.session import Session
 from perfmodel.spec import Device, Job, Layout
 from perfmodel.workload import is_cast
 
@@ -38,6 +40,50 @@ def problem_of(
     work = Job(**({"global_batch": 8, "seq_len": 1024} | job))
     problem = step_problem(LLAMA, catalog.cluster(cluster), work, None, FREE_HOST, ALONE)
     return problem.repriced(Seconds(seconds_of), problem.collectives)
+
+
+GRIDS = [
+    LayoutGrid.of(Layout.parse(text))
+    for text in (
+        "tp=2,dp=4",
+        "tp=2,pp=2,dp=2,micro_batch=2",
+        "tp=4,dp=2,zero=1,tp_overlap=true",
+        "dp=8,zero=3,recompute=full",
+    )
+]
+
+
+def work_s(op: KernelOp) -> float:
+    """Seconds of a device of 100 TFLOP/s and 1 TB/s."""
+    return op.flops / 1e14 + op.bytes / 1e12
+
+
+def test_grids_priced_together_have_the_bounds_of_each_alone() -> None:
+    with Session():
+        together = [cost.bound_s.item() for cost in price_grids(problem_of(work_s), GRIDS)]
+    alone = []
+    for grid in GRIDS:
+        with Session():
+            (cost,) = price_grids(problem_of(work_s), [grid])
+            alone.append(cost.bound_s.item())
+    assert together == alone
+    assert len(set(together)) == len(GRIDS)
+
+
+def test_kernels_of_all_grids_are_priced_at_once() -> None:
+    """Their prices are handed on to the bounds, which ask for no kernel again."""
+    batches: list[int] = []
+
+    class Counted(Seconds):
+        def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+            if ops:
+                batches.append(len(ops))
+            return super().times(device, ops)
+
+    with Session():
+        problem = problem_of(work_s)
+        assert [*price_grids(problem.repriced(Counted(work_s), problem.collectives), GRIDS)]
+    assert len(batches) == 1
 
 
 NARROW_S, WIDE_S, TINY_S = 2e-3, 3e-3, 1e-9
