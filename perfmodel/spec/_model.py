@@ -230,8 +230,11 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: compressed_attention needs kv_heads=1, bias=false, and heads={self.heads} divisible by "
                 f"output_groups={parts.output_groups}"
             )
+        # An indexer is a part of the attention behind it.
+        without_indexers = [layer.replace("I", "") for layer in self.stack]
         every_second = all(
-            set(layer[::2]) == {"H"} and len(layer) == 2 * layer.count("H") for layer in self.stack
+            set(layer[::2]) == {"H"} and len(layer) == 2 * layer.count("H")
+            for layer in without_indexers
         )
         if hybrid.hyper_connections and (not every_second or self.norms.norm_at != "input"):
             raise PerfModelError(

@@ -148,14 +148,22 @@ class HyperConnections(Stated):
 
     count: int
     """Residual streams."""
+    mixed: bool = True
+    """A sub-layer's result is added to mixtures of the streams, not to the streams themselves (as
+    in HY 4)."""
 
     def __post_init__(self) -> None:
-        require_whole("hyper_connections", vars(self))
+        require_whole("hyper_connections", {"count": self.count})
 
     @property
     def weights(self) -> int:
         """Weights of a token around one sub-layer: into it, out of it, and between streams."""
-        return (2 + self.count) * self.count
+        return (2 + self.count * self.mixed) * self.count
+
+    @property
+    def scales(self) -> int:
+        """Scales, one for each kind of these weights."""
+        return 2 + self.mixed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -317,16 +317,24 @@ def _latent_rotation(model: Transformer, local: ShardSizes, latent: LatentAttent
 
 
 def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    """The projection to one gate per head, from the input that queries save, and the product of the
-    gates with attention's result."""
+    """The projection to one gate per head, or per element of its result, from the input that
+    queries save, and the product of the gates with attention's result."""
     width = local.heads * latent.v_head_dim
-    if not model.attention.head_gate:
+    made = _latent_gates(model, local, latent)
+    if not made:
         return []
     # Queries that are not compressed come from the same product.
     gates = []
     if latent.q_lora_rank:
-        gates.append(column_linear(local, local.heads, local.hidden, kept_input=False))
+        gates.append(column_linear(local, made, local.hidden, kept_input=False))
     return [*gates, attention_gate(local, width)]
+
+
+def _latent_gates(model: Transformer, local: ShardSizes, latent: LatentAttention) -> int:
+    """Number of gates of a token on latent attention's result."""
+    if model.attention.attention_gate:
+        return local.heads * latent.v_head_dim
+    return local.heads if model.attention.head_gate else 0
 
 
 def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
@@ -334,7 +342,7 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
     rows = local.norm_tokens
     width = local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if not latent.q_lora_rank:
-        gates = local.heads if model.attention.head_gate else 0
+        gates = _latent_gates(model, local, latent)
         return [column_linear(local, width + gates, local.hidden, kept_output=1.0)]
     return [
         linear(local.precision, rows, latent.q_lora_rank, local.hidden),

@@ -254,7 +254,7 @@ def hyper_connection(local: ShardSizes, hyper: HyperConnections) -> list[Piece]:
     streams_bytes = float(rows * width * local.act_bytes)
     return [
         pointwise(local.precision, [("norm", 1)], rows, width),
-        linear(local.precision, rows, hyper.weights, width, bias=hyper.weights + 3),
+        linear(local.precision, rows, hyper.weights, width, bias=hyper.weights + hyper.scales),
         # Streams are read for the sum, and read and written for the mixture.
         pointwise(
             local.precision, [("mul", 1), ("mul", 2)], rows, width, saved_bytes=streams_bytes
@@ -280,7 +280,7 @@ def hyper_weights(hidden: int, hyper: HyperConnections) -> int:
 def hyper_parameters(hidden: int, hyper: HyperConnections) -> int:
     """Parameters around one sub-layer: the product, and its bias; a scale each for weights into the
     sub-layer, out of it, and between streams."""
-    return hyper_weights(hidden, hyper) + hyper.weights + 3
+    return hyper_weights(hidden, hyper) + hyper.weights + hyper.scales
 
 
 def hyper_head_parameters(hidden: int, hyper: HyperConnections) -> int:

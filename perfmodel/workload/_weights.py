@@ -50,7 +50,11 @@ def attention_weights(model: Transformer) -> int:
         query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
         key_value = h * (rank + latent.qk_rope_head_dim)
         key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        gates = h * a if model.attention.head_gate else 0
+        gates = 0
+        if model.attention.attention_gate:
+            gates = h * a * latent.v_head_dim
+        elif model.attention.head_gate:
+            gates = h * a
         return query + key_value + gates + a * latent.v_head_dim * h
 
     # Queries, output and where there is one the gate have all heads; keys and values fewer.

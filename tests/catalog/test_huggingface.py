@@ -1119,7 +1119,7 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
 @pytest.mark.parametrize(
     "family",
     [
-        "hy_v4",
+        "qwen4_exp",
         "recurrent_gemma",
         "switch_transformers",
         "xlnet",

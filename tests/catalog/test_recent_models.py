@@ -513,7 +513,7 @@ def test_layers_whose_keys_an_indexer_selects_attend_like_others() -> None:
         assert model_from_config({**config, "layer_types": [word] * 4}) == plain
 
 
-@pytest.mark.parametrize("model_type", ["hy_v4", "recurrent_gemma", "xlnet", "hrm_text"])
+@pytest.mark.parametrize("model_type", ["qwen4_exp", "recurrent_gemma", "xlnet", "hrm_text"])
 def test_a_family_that_cannot_be_described_says_why_and_gives_the_nearest(model_type: str) -> None:
     config = {
         "model_type": model_type,

@@ -160,6 +160,14 @@ def test_galactica_is_opt_without_biases_and_norm_parameters() -> None:
     assert plain - parameter_count(headless) == 2 * 64
 
 
+def test_numbers_of_layers_with_experts_win_over_their_step() -> None:
+    llama4 = MIXTRAL | {"model_type": "llama4_text", "interleave_moe_layer_step": 1}
+    every_second = model_from_config(llama4 | {"interleave_moe_layer_step": 2})
+    assert model_from_config(llama4 | {"moe_layers": [1]}).stack == every_second.stack
+    all_layers = model_from_config(llama4 | {"moe_layers": [0, 1]})
+    assert all_layers == model_from_config(llama4)
+
+
 def test_ernie_3_embeds_tasks() -> None:
     ernie = BERT | {"model_type": "ernie"}
     with_tasks = ernie | {"use_task_id": True, "task_type_vocab_size": 3}

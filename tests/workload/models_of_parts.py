@@ -110,6 +110,15 @@ MODELS_OF_PARTS: dict[str, dict[str, Any]] = {
             norm_of_all_heads=True,
         ),
     },
+    "streams that are not mixed": {
+        "mixers": "HI*H- H*HE ",
+        "latent_attention": LATENT,
+        "indexer": Indexer(heads=2, head_dim=16),
+        "attention_gate": True,
+        "attention_sinks": True,
+        "hyper_connections": HyperConnections(count=2, mixed=False),
+        "experts": Experts(count=8, topk=2, ffn_hidden=32),
+    },
     "compressed keys": {
         "mixers": "HYHE HFHE HGHE ",
         "heads": 2 * HEADS,

@@ -222,6 +222,42 @@ class DeepSeekSparse(DeepSeek):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HyV4(DeepSeekSparse):
+    """HY 4: latent attention behind indexers, as of DeepSeek-V3.2, with a gate for each element of
+    its result and a sink for each head; residual streams with hyper-connections that do not mix
+    them (transformers models/hy_v4/modeling_hy_v4.py)."""
+
+    num_key_value_heads: Count | None = None
+    index_n_heads: Count = 16
+    first_k_dense_replace: CountOrNone = 1
+    hc_mult: Count = 4
+
+    def attention(self) -> list[str]:
+        if self.indexer_types is None and not self.index_topk_pattern:
+            letters = []
+            for layer in range(self.num_hidden_layers):
+                letters.append("I*" if layer == 0 or (layer - 1) % 4 == 0 else "*")
+            return letters
+        return super().attention()
+
+    def fields(self) -> Fields:
+        fields = super().fields()
+        behind = feed_forward_letters(
+            self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace
+        )
+        layers = []
+        for attention, feed_forward in zip(self.attention(), behind, strict=True):
+            layers.append(f"H{attention}H{feed_forward}")
+        return fields | {
+            "mixers": mixer_words(layers),
+            "attention_gate": True,
+            "attention_sinks": True,
+            "clamped_glu": True,
+            "hyper_connections": HyperConnections(count=self.hc_mult, mixed=False),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeepSeekV4(LlamaWithExperts):
     """DeepSeek-V4: attention in the window and to compressed keys, residual streams with
     hyper-connections, and experts in all layers; those of the first layers are chosen by the token

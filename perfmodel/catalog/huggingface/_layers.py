@@ -152,6 +152,8 @@ class LayerLists:
     """How each layer attends."""
     mlp_layer_types: tuple[str, ...] | None = None
     """Feed-forward of each layer: dense, or experts."""
+    moe_layers: tuple[CountOrNone, ...] | None = None
+    """Numbers of layers with experts (Llama 4)."""
     mlp_only_layers: tuple[CountOrNone, ...] = ()
     """Numbers of layers without experts (Qwen)."""
     moe_layer_freq: Count | tuple[CountOrNone, ...] = 1
@@ -177,6 +179,8 @@ class LayerLists:
             return None
         if self.mlp_layer_types is not None:
             return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", layers)
+        if self.moe_layers is not None:
+            return ["E" if layer in self.moe_layers else "-" for layer in range(layers)]
         frequency = self.moe_layer_freq
         if isinstance(frequency, tuple):
             flags = [str(has_experts) for has_experts in frequency]

@@ -113,7 +113,6 @@ REASONS: Final[Mapping[str, str]] = {
     "gemma4_unified_assistant": "the heads of its full attention and of its windowed attention differ in size",
     "gpt_neox_japanese": "only its last layer has a bias after attention",
     "hrm": "its layers run several times, in two loops",
-    "hy_v4": _STREAMS,
     "inkling": _INKLING,
     "inkling2": _INKLING,
     "inkling2_loop": _INKLING,
