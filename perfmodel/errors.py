@@ -24,7 +24,7 @@ _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
 """Pattern of the characters that `plain_text` replaces."""
 REPLACEMENT: Final = "\ufffd"
-"""Stands where `plain_text` replaced something, as it does for bytes that are no text: a reader
+"""Stands where `plain_text` replaced something, as it does for bytes that are not text: a reader
 sees that the name is another one."""
 _LINE_END: Final = r"\r(?=\n)"
 _STEERING: Final = re.compile(f"(?P<line_end>{_LINE_END})|{STEERING}")

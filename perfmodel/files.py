@@ -150,7 +150,7 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
     Raises:
         OSError: no such file.
         TooLargeError: a larger one; a device or a pipe that does not end, too.
-        UnicodeDecodeError: bytes that are no text.
+        UnicodeDecodeError: bytes that are not text.
     """
     # Reading one byte more than the limit shows whether there is more, also for a pipe.
     with path.open("rb") as file:

@@ -228,7 +228,7 @@ def cache_limit_bytes(kind: str | None = None) -> float:
     (0: no cache).
 
     Raises:
-        PerfModelError: if the variable is no number of gigabytes.
+        PerfModelError: if the variable is not a number of gigabytes.
     """
     # An empty variable counts as none.
     text = os.environ.get(_CACHE_LIMIT) or str(_DEFAULT_LIMIT_GB)

@@ -80,7 +80,7 @@ class EndToEnd:
     error_before: float
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
-    """Mean error of the same runs after the fit, which is no measure of accuracy."""
+    """Mean error of the same runs after the fit, which is not a measure of accuracy."""
     overall_factor: float = 1.0
     """Factor on the step times of all layouts; it differs from 1 if the runs agree with each other
     but not with published runs."""

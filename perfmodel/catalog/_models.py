@@ -317,7 +317,7 @@ def _stated_tying(
     """Whether the head shares the token embedding, if the language model's or the whole
     configuration states it."""
     # Every class of Hugging Face with a head over tokens obeys this key; readers of families set
-    # only the default. Classes of images are no tokens.
+    # only the default. Classes of images are not tokens.
     if fields.get("patches"):
         return {}
     for part in (config, whole_config):

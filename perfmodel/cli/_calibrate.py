@@ -270,7 +270,7 @@ def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
     from perfmodel import measure
 
     # A dry run may be made on another machine than the one that will measure, so that what this
-    # one lacks is reported and is no error.
+    # one lacks is reported and is not an error.
     if arguments.backend != "nccl-tests" and _spans_nodes(plan):
         most_nodes = max(op.num_nodes for op in plan.collectives)
         return (

@@ -276,7 +276,7 @@ def accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
     """Epochs and time of schedules to a test accuracy.
 
     Raises:
-        PerfModelError: an accuracy that is no share.
+        PerfModelError: an accuracy that is not a share.
     """
     from dataclasses import asdict
 

@@ -141,7 +141,7 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
     """Take the job file out of the arguments, wherever it stands.
 
     Raises:
-        PerfModelError: a file that is no job file.
+        PerfModelError: a file that is not a job file.
     """
     # A job file may stand where a model is expected.
     if arguments.job_file is None and is_job_file(arguments.model):

@@ -106,7 +106,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         finally:
             # Otherwise, writing the rest of the buffer could fail after the exit status is decided.
             sys.stdout.flush()
-    # A reader such as `head` has seen enough, which is no error.
+    # A reader such as `head` has seen enough, which is not an error.
     except BrokenPipeError:
         _drop_output()
         return 0

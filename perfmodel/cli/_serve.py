@@ -164,7 +164,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
         return 0
 
-    # A job file's devices are no mistake for a single server, which takes those of its layout.
+    # A job file's devices are not a mistake for a single server, which takes those of its layout.
     if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError(
             "serve: --devices needs --sweep; without it --layout determines the number of devices"

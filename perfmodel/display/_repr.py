@@ -80,7 +80,7 @@ def _is_default(value: Any, default: Any) -> bool:
     if value is default:
         return True
 
-    # Other values are not compared: equality of arrays is no truth value, and that of large
+    # Other values are not compared: equality of arrays is not a truth value, and that of large
     # containers takes long.
     is_plain = type(value) in (bool, int, float, str)
     return is_plain and type(default) is type(value) and value == default

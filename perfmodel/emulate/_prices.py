@@ -199,7 +199,7 @@ class Prices:
         """Seconds of a call, and its CPU seconds.
 
         Raises:
-            PerfModelError: what the prices do not know, or a plug-in's answer that is no time.
+            PerfModelError: what the prices do not know, or a plug-in's answer that is not a time.
         """
         # A group of one communicates with nobody.
         if len(members) == 1:

@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
     """A text file (UTF-8).
 
     Raises:
-        TableError: as `read_bytes`, or bytes that are no text.
+        TableError: as `read_bytes`, or bytes that are not text.
     """
     try:
         text = read_bytes(path).decode()

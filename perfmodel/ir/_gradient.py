@@ -128,7 +128,7 @@ def add_gradients(
         Name of each wanted gradient.
 
     Raises:
-        ProgramError: the loss is no scalar, or does not depend on a wanted value; collectives of
+        ProgramError: the loss is not a scalar, or does not depend on a wanted value; collectives of
             ranks that are not described.
     """
     types = builder.types

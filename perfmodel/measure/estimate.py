@@ -190,7 +190,7 @@ class RemainingTime:
             self._took_s[done.family] = self._took_s.get(done.family, 0.0) + now_s - self._started_s
             self._expected_s[done.family] = self._expected_s.get(done.family, 0.0) + done.seconds
 
-        # A disturbed row that is measured again is no part of the estimate any more.
+        # A disturbed row that is measured again is not part of the estimate any more.
         self._current = self._left.pop(point_key(point), None)
         self._started_s = now_s
 

@@ -373,7 +373,7 @@ def _best_on(question: Question, current: _Choice) -> _Choice:
     if challenger is None or challenger.layout == current.layout:
         return current
     # `fastest` works in single precision. Compare both layouts by the same exact step time, so
-    # that rounding is no gain.
+    # that rounding is not a gain.
     challenger_s = step_s(question.step_problem, challenger.layout, Scenario())
     if challenger_s < current.step_s:
         return _Choice(challenger.layout, challenger_s)

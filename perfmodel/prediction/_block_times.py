@@ -95,7 +95,7 @@ def _times_of(problem: StepProblem, timed: _Timed, table: PriceTable) -> BlockTi
     # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's
     # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
     # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
-    # which operands these are, casts are no kernels that the host would issue.
+    # which operands these are, casts are not kernels that the host would issue.
     prices = step_prices(problem, blocks.ops, table)
     times = prices.times
     cast = np.array([is_cast(op) for op in blocks.ops], bool)

@@ -147,7 +147,8 @@ def resident_dtype_bytes(job: Job, framework: Framework) -> float:
 
     Autocast casts a weight where an operator reads it (PyTorch aten/src/ATen/autocast_mode.cpp,
     `cached_cast`). The weights that are sharded or frozen stay as they were loaded, in fp32; only
-    trained leaves that are no views have their casts cached, and FSDP's gathered weights are views.
+    trained leaves that are not views have their casts cached, and FSDP's gathered weights are
+    views.
     """
     is_cast = dtype_bytes(job.dtype) < 4 and not job.fine_tuning.base_weights
     return 4.0 if framework.memory.autocast and is_cast else held_dtype_bytes(job)

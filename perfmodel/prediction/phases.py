@@ -128,7 +128,7 @@ class PassClasses:
     """The classes of a program that are passes through blocks, and the blocks of each."""
 
     blocks: Float[np.ndarray, "classes blocks"]
-    """Blocks in the part of the model that a class passes; zero for classes that are no passes."""
+    """Blocks in the part of the model that a class passes; zero for classes that are not passes."""
     full: Float[np.ndarray, "classes blocks"]
     """Number of these blocks that are recomputed in full, even if the layout recomputes the others
     differently."""
@@ -206,7 +206,7 @@ def passes_s(
     full: Float[Any, "classes blocks"] | None,
     modes: Int[np.ndarray, "lanes 1"],
 ) -> Float[Any, "lanes classes"]:
-    """Seconds of every class of passes; 0 for classes that are no passes.
+    """Seconds of every class of passes; 0 for classes that are not passes.
 
     Args:
         phase_s: seconds of every block's phases, by variant of the passes; its array namespace is

@@ -235,7 +235,7 @@ class _Passes:
         self.backward(1 - forward_chunk)
 
     def weight(self) -> None:
-        """Run the first weight gradients that were put off."""
+        """Run the oldest of the deferred weight gradients."""
         self.order.append(self.put_off.pop(0))
 
 

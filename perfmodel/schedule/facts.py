@@ -244,7 +244,7 @@ def schedule_facts(
 
     Raises:
         UnknownNameError, LayoutError: unknown or impossible schedules.
-        PerfModelError: times that are no times, or a step that takes none.
+        PerfModelError: times that are not times, or a step that takes none.
     """
     schedule = get_schedule(name)(stages, micro_batches, chunks)
     times = equal_parts(

@@ -209,7 +209,7 @@ def live_state(schedule: Schedule, offload: bool, weights: WeightPolicy) -> Live
     is_forward = schedule.phase == Phase.FORWARD
     warm_up = []
     for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True):
-        # The place of the first pass that is no forward; behind all of them where there is none.
+        # The place of the first pass that is not a forward; behind all of them where there is none.
         warm_up.append(int(np.append(is_forward[first:end], False).argmin()))
     return LiveState(
         stage=schedule.stage,

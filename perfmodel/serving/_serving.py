@@ -129,7 +129,7 @@ def serve(
     Raises:
         UnknownNameError: a name that is not in the catalog, an unknown word.
         LayoutError: a layout that cannot serve the model.
-        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits
+        PerfModelError: a model that generates nothing, sizes that are not whole numbers, or limits
             that no batch holds.
     """
     # Without a batch the search starts from one request per replica.

@@ -85,7 +85,7 @@ def slices(timeline: "Timeline") -> Slices:
     # Ops that take time on a stream.
     ops = np.flatnonzero((s.stream >= 0) & (end_s > start_s) & (s.kind != Kind.ZERO))
 
-    # Transfers are no ops but lags of the edge to the receiver: they begin where the sender ends
+    # Transfers are not ops but lags of the edge to the receiver: they begin where the sender ends
     # and are drawn on the sender's device.
     receiver, side_index = np.nonzero((s.lag > 0) & (s.pred >= 0))
     lag_class = s.lag[receiver, side_index]

@@ -212,7 +212,7 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
             )
     else:
         for name in sizes_of(table):
-            # NaN is no size of this row.
+            # NaN is not a size of this row.
             labels = labels + table[name].map(
                 lambda size, name=name: "" if np.isnan(size) else f" {name}={size:.12g}"
             )

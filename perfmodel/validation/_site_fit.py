@@ -190,7 +190,7 @@ def _medians(
             continue
         evidence_by_kind: dict[str, list[float]] = {}
         for done, row in enumerate(rows_of(rows)):
-            # A run that cannot be read or predicted is no evidence; the tables' own checks report
+            # A run that cannot be read or predicted is not evidence; the tables' own checks report
             # it.
             try:
                 evidence = evidence_of(

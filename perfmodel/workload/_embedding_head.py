@@ -302,7 +302,7 @@ def _cross_entropy(local: ShardSizes) -> Piece:
     """Vocabulary-parallel cross entropy, which keeps fp32 logits; or the loss together with its
     gradient.
 
-    Where it is no kernel of its own, logits are made fp32 before (Megatron-LM v2.5
+    Where it is not a kernel of its own, logits are made fp32 before (Megatron-LM v2.5
     megatron/model/gpt_model.py, `vocab_parallel_cross_entropy(output.float(), labels)`;
     Transformers 4 modeling_llama.py, `logits.float()`; PyTorch documentation, autocast:
     `cross_entropy` runs in fp32). A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum.

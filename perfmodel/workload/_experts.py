@@ -208,7 +208,8 @@ def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
     to_experts, from_experts = _exchange(local, routing)
     copies, sums = _permutation(local, routing)
     if multiplies_by_masks(local.job):
-        # Places are no function of the router's weights: the mask of the dispatch has no gradient.
+        # Places are not a function of the router's weights: the mask of the dispatch has no
+        # gradient.
         copies, sums = (_to_places(local, routing),), (_from_places(local, routing),)
     return Piece(
         forward=copies,

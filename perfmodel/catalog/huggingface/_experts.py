@@ -297,7 +297,7 @@ class DeepSeekV4(LlamaWithExperts):
         return ["F" if layer >= 2 and layer % 2 else "G" for layer in range(n_layers)]
 
     def compressed(self) -> CompressedAttention:
-        """Sizes of the attention."""
+        """Read the sizes of attention over compressed keys."""
         rates = self.compress_rates or {}
         rope_dim = self.qk_rope_head_dim or round(
             self.head_dim * (self.partial_rotary_factor or 64 / 512)

@@ -161,7 +161,7 @@ def further_modules(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str
 
 _BIAS_KEY: Final = re.compile(r"(^|_)bias$")
 _NOT_TRAINED: Final = re.compile(r"rout|expert|correction|sink|position|score")
-"""Words in the keys of biases that are no part of a product, or not trained."""
+"""Words in the keys of biases that are not part of a product, or not trained."""
 
 
 def biases_not_counted(

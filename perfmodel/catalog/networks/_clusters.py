@@ -376,7 +376,7 @@ def _outer_level(accelerator: Device, network: Network, node: int, domain: int) 
     # No adapter is so fast that the device cannot take a fraction of it: such a rate is the node's.
     if network.is_adapter_rate and _can_take(accelerator, network.gbit_per_s or 0.0):
         source = ADAPTERS_NOT_STATED
-    # EFA is no link with a rate of its own: the instance type says how much a node gets, and the
+    # EFA is not a link with a rate of its own: the instance type says how much a node gets, and the
     # device tells the type. A rate alone that is the instance's, or a device's share of it, says
     # the same; it is no adapter's of which there may be several.
     instance_gbit = _EFA_NODE_GBIT.get(accelerator.architecture, 400)

@@ -111,7 +111,7 @@ _TOKENS: Final = (
         r"|\binter-?chip interconnect\b",
     ),
     ("host", rf"(?i){PCIE}"),
-    # Rates, before names and counts: `100GbE` is one, and `200G` is no count.
+    # Rates, before names and counts: `100GbE` is one, and `200G` is not a count.
     (
         "rate",
         rf"(?P<number>{_NUMBER})\s*-?\s*(?:(?P<ethernet>{_ETHERNET_UNIT})|(?P<bytes>{_BYTES})|(?P<bits>{_BITS}))",

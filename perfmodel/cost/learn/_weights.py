@@ -49,7 +49,7 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
                 arrays[f"{name}.{i}"] = np.ascontiguousarray(array, precision)
         else:
             arrays[name] = np.ascontiguousarray(value, np.float32)
-    # All that is no array goes into the metadata as JSON.
+    # All that is not an array goes into the metadata as JSON.
     described = {
         "name": regressor.name,
         "family": regressor.family,

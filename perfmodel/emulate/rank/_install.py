@@ -70,7 +70,7 @@ class _Installed:
         group, store = self._make(size, place, ranks, used, store, *rest, **named)
         if first and self._orders.address:
             group.try_out()
-        if store is not None:  # else this rank is no member
+        if store is not None:  # else this rank is not a member
             self._c10d._world.pg_map[group] = (self._c10d.Backend(str(backend)), store)
             self._c10d._world.pg_backend_config[group] = str(requested)
         return group, store

@@ -66,8 +66,8 @@ class Rank:
         """Measure the emulation overhead of a call, which is subtracted afterwards.
 
         Before each call the caches are filled with something else, as computing does. Meanwhile no
-        call is delayed, late or failing: a what-if's delay is no overhead of emulating, and would
-        be subtracted from all later calls.
+        call is delayed, late or failing: a what-if's delay is not an overhead of emulating, and
+        would be subtracted from all later calls.
 
         Args:
             call: makes one that is answered at once, or else one to wait for.
@@ -95,7 +95,7 @@ class Rank:
         self._trial = False
         self.conditions = conditions
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
-        # Trials are no calls of the script.
+        # Trials are not calls of the script.
         self.record.collectives.clear()
         self.record.tell("joining its world")
 

@@ -251,7 +251,7 @@ class PeerProcess:
         return bool(select.select([self.process.stdout], [], [], 0.0)[0])
 
     def end(self) -> None:
-        """End the process, which writes its record to the orders' folder (`PEER`)."""
+        """End the process; before it ends, it writes its record to the orders' folder (`PEER`)."""
         # Closing its standard input tells it to end; it then prints its records.
         text, _ = self.process.communicate(timeout=_END_S)
         noted = json.loads(text)

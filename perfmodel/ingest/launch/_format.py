@@ -141,7 +141,7 @@ class LaunchFormat:
                 flag = _flag_for(min(rules, key=lambda rule: (not rule.fields, len(rule.keys))))
                 value = entries[name].value
                 remedy = f"set it, or give {flag}"
-                # `$1` is no variable of the environment: only the script's caller can set it.
+                # `$1` is not a variable of the environment: only the script's caller can set it.
                 if re.search(r"\$\{[1-9]\}", value):
                     remedy = f"write the script's own arguments after its name, or give {flag}"
                 message = f"{name} is {value!r}, which the file does not define; {remedy}"

@@ -119,7 +119,7 @@ perfmodel_dump(
 )
 """,
     ),
-    # Settings of DeepSpeed and adapters of peft are no arguments of the Trainer and are taken from
+    # Settings of DeepSpeed and adapters of peft are not arguments of the Trainer and are taken from
     # their own objects.
     "hf-trainer": (
         "Hugging Face's Trainer (and trl's): after trainer = Trainer(...), before trainer.train()",

@@ -182,7 +182,7 @@ _CAPACITY: Final = "capacity_factor"
 def _capacity(settings: Mapping[str, Any]) -> Fields:
     """Most tokens of an expert; the capacity applies only if tokens are dropped, not in sparse
     products."""
-    # -1 is no capacity; sparse products (megablox) take as many tokens as come.
+    # -1 is not a capacity; sparse products (megablox) take as many tokens as come.
     capacity = NUMBER.read(settings.get(_CAPACITY, -1))
     if capacity <= 0 or settings.get("sparse_matmul", True) is True:
         return {}

@@ -42,7 +42,7 @@ def maxtext_command(
     """
     if "benchmark_runner" in text:
         _refuse_benchmark(text, place, arguments, variables)
-    # Following a script costs time, and every script that is no fine-tuning comes by here.
+    # Following a script costs time, and every script that is not fine-tuning comes by here.
     if not _LOOKS_LIKE_ONE.search(text):
         return None
     script, _ = followed_script(text, place, arguments, variables)

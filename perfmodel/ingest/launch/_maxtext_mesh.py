@@ -48,7 +48,7 @@ class _Axes(NamedTuple):
 
 
 def _axes(settings: Mapping[str, Any]) -> _Axes:
-    """Multiply the degrees of every axis (raises `BadValue` for a value that is no degree)."""
+    """Multiply the degrees of every axis (raises `BadValue` for a value that is not a degree)."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
     # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be
@@ -61,7 +61,7 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
     slices_are_nodes = str(stated.pop("hardware", "")).startswith("gpu") and slices_are_open
     for name, size in stated.items():
         axis = _AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
-        # Axes of inference are no axes of training.
+        # Axes of inference are not axes of training.
         if name in ("shard_optimizer_over_data",) or not axis:
             continue
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
@@ -143,7 +143,8 @@ def write_mesh(fields: Fields) -> Mapping[str, Any]:
             "zero=2: MaxText has only zero=1 (optimizer states sharded on its data axis) and zero=3 (weights on "
             "its fsdp axis); use one of these"
         )
-    # As `mesh_degrees` reads: replicas that are no expert ranks are copies (data) or shards (fsdp).
+    # As `mesh_degrees` reads: replicas that are not expert ranks are copies (data) or shards
+    # (fsdp).
     shards = fields["dp"] // fields["ep"]
     if fields["dp"] % fields["ep"]:
         raise LaunchFileError(

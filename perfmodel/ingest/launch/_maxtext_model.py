@@ -186,7 +186,7 @@ _WINDOW: Final = "sliding_window_size"
 def _block(settings: Mapping[str, Any]) -> Fields:
     """Fields that follow from the kind of block (`layers/decoders.py` and the module of each
     kind)."""
-    # Much of a model is no key in MaxText but stands in the code of its block.
+    # Much of a model is not a key of MaxText but stands in the code of its block.
     kind = TEXT.read(settings.get("decoder_block", "llama2"))
     if kind in _PLAIN_BLOCKS:
         window = _size(settings, _WINDOW, 0)

@@ -41,7 +41,7 @@ SPREAD_EXPERTS: Final = "moe-expert-model-parallelism"
 
 
 def in_known_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Arguments of forks by the names of the arguments that they equal."""
+    """Rename the arguments of forks to the names that Megatron-LM has for the same settings."""
     if not any(name in entries for name in _RENAMED):
         return dict(entries)
     known: dict[str, Entry] = {}

@@ -40,7 +40,7 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 """Tools, and keys (patterns) that their files have all of, as no file has that is read."""
 _MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
-"""Keys of a model's `config.json`, which is no launch file."""
+"""Keys of a model's `config.json`, which is not a launch file."""
 
 
 def refuse_other_tools(entries: Entries, place: str) -> None:

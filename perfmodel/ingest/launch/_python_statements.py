@@ -64,7 +64,7 @@ class Follower(Calls):
                 raise broken(self.place, error.line, message) from None
             return None
         except RecursionError:
-            raise broken(self.place, 0, "nested too deeply; this is no launch file") from None
+            raise broken(self.place, 0, "nested too deeply; this is not a launch file") from None
 
     # --- writes, which open branches undo
     # -----------------------------------------------------------

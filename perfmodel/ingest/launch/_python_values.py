@@ -16,7 +16,7 @@ LARGEST: Final = 1e15
 """Largest accepted number; larger ones occur in no training run, and their products would fill the
 memory."""
 _HIGHEST_POWER: Final = 64
-"""Highest accepted exponent; larger powers are no sizes and would fill the memory."""
+"""Highest accepted exponent; larger powers are not sizes and would fill the memory."""
 MOST_ELEMENTS: Final = 10_000
 """Most elements of a list, characters of a text and rounds of a loop."""
 _SHOWN: Final = 80
@@ -240,7 +240,7 @@ def parsed_module(text: str, place: str) -> ast.Module:
     """The syntax tree of a Python file, which is not executed.
 
     Raises:
-        LaunchFileError: the text is no Python.
+        LaunchFileError: the text is not Python.
     """
     try:
         return ast.parse(text)
@@ -250,7 +250,7 @@ def parsed_module(text: str, place: str) -> ast.Module:
         ) from None
     except (RecursionError, ValueError, MemoryError):
         raise broken(
-            place, 0, "not valid Python, or nested too deeply; this is no launch file"
+            place, 0, "not valid Python, or nested too deeply; this is not a launch file"
         ) from None
 
 

@@ -35,14 +35,14 @@ from perfmodel.ingest.launch._trainer import WORLD_RULE
 _ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {"int": int, "float": float, "round": round}
 """Functions of one number that configurations apply to sizes: `int(2048 - (336 / 14) ** 2)`."""
 _HIGHEST_POWER: Final = 8
-"""Highest accepted exponent; larger powers are no sizes and would fill the memory."""
+"""Highest accepted exponent; larger powers are not sizes and would fill the memory."""
 
 
 def read_python(text: str, place: str) -> Source:
     """Entries of a Python file that only assigns: nested dictionaries have keys with dots.
 
     Raises:
-        LaunchFileError: the text is no Python.
+        LaunchFileError: the text is not Python.
     """
     module = parsed_module(text, place)
     values: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def read_python(text: str, place: str) -> Source:
             values[target] = _value(value, values)
         except RecursionError:
             raise broken(
-                place, statement.lineno, "nested too deeply; this is no launch file"
+                place, statement.lineno, "nested too deeply; this is not a launch file"
             ) from None
         lines[target] = statement.lineno
     entries: dict[str, Entry] = {}
@@ -75,7 +75,7 @@ def plain_value(value: ast.expr | str, known: Mapping[str, Any] | None = None) -
     """The value of a Python literal, or of a setting on a command line.
 
     Args:
-        value: the expression, or its text; a text that is no expression stands for itself.
+        value: the expression, or its text; a text that is not an expression stands for itself.
         known: values of names.
     """
     if isinstance(value, ast.expr):

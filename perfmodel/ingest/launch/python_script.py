@@ -96,7 +96,7 @@ def follow(
             known.
 
     Raises:
-        LaunchFileError: text that is no Python, that ends with an error, or that does too much to
+        LaunchFileError: text that is not Python, that ends with an error, or that does too much to
             be followed.
     """
     follower = Follower(place, arguments, variables or {}, fields_of, module_text, result_of)

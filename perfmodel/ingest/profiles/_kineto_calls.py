@@ -96,7 +96,7 @@ def _timed(file: KinetoFile, skipped: Counter[str]) -> Iterator[tuple[ChromeEven
     operators: dict[int, ChromeEvent] = {}
     total_us: dict[int, float] = defaultdict(float)
     for kernel, operator in zip(file.device_work, operators_of_kernels(file), strict=True):
-        # Copies and collectives are no part of what an operator's shape explains.
+        # Copies and collectives are not part of what an operator's shape explains.
         if is_communication(kernel.name) or kernel.category.lower() != "kernel":
             continue
         if operator is None:

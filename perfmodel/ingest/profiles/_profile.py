@@ -94,7 +94,7 @@ class Profile:
 
     def in_steps(self) -> tuple[Call, ...]:
         """Calls within the steps of `step_numbers`."""
-        # Calls outside of every marked step (warm-up, evaluation) are no part of a step's time.
+        # Calls outside of every marked step (warm-up, evaluation) are not part of a step's time.
         numbers = set(self.step_numbers())
         if -1 in numbers:
             return self.calls

@@ -41,7 +41,7 @@ class TorchOp:
     for other arguments."""
     dtypes: tuple[str, ...]
     concrete: tuple[str, ...] = ()
-    """Values of arguments that are no tensors, as text; empty where the profiler did not record
+    """Values of arguments that are not tensors, as text; empty where the profiler did not record
     them."""
     strides: tuple[Any, ...] = ()
     parents: tuple[str, ...] = ()

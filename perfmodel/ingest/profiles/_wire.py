@@ -22,7 +22,7 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
     """Values by field number, in order; numbers for varints, bytes for all else.
 
     Raises:
-        TableError: bytes that are no message, or end within one.
+        TableError: bytes that are not a message, or end within one.
     """
     values: dict[int, list[Field]] = defaultdict(list)
     position, end = 0, len(data)

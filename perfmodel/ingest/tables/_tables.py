@@ -400,7 +400,7 @@ def _checked(
         return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
     numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
     # Most cells may be empty (a row has the sizes of its own family alone), but a row without a
-    # time is no measurement.
+    # time is not a measurement.
     wrong = np.isnan(numbers) & (~empty | (name == "time_us"))
     wrong |= np.isinf(numbers) | (numbers < column.low)
     if wrong.any():

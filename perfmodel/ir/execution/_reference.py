@@ -95,7 +95,7 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     Adam's second moments, whose root is taken, are positive.
 
     Raises:
-        PerfModelError: a seed that is no whole number from 0 to 2^31 - 1.
+        PerfModelError: a seed that is not a whole number from 0 to 2^31 - 1.
     """
     require_seed(seed)
     rng = np.random.default_rng(seed)

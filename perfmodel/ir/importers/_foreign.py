@@ -168,7 +168,7 @@ class Graph:
                 f"{self.name}: the IR cannot express {listed}; give the values that shapes or masks depend on "
                 "(--input-value), rewrite the model without these ops, or get its costs with import-model"
             )
-        # Results that are known beforehand are no outputs of a program.
+        # Results that are known beforehand are not outputs of a program.
         refs = [item for item in outputs if isinstance(item, Ref)]
         if not refs:
             raise PerfModelError(

@@ -44,8 +44,8 @@ def read_sharded(
         name: name of the table (default: the module's).
 
     Raises:
-        PerfModelError: something else than such a program, text that is no HLO module, a dynamic
-            dimension, or replica groups in an unknown notation.
+        PerfModelError: something else than such a program, text that is not an HLO module, a
+            dynamic dimension, or replica groups in an unknown notation.
     """
     # A compiled module is the program of one device: sharding is done, collectives are explicit.
     text, memory_bytes = _module_text(program, args)

@@ -272,7 +272,7 @@ def _in_type_of(narrow: Array, out: Value) -> Value:
 
 def _lookup(instruction: Instruction, table: Array, updates: Array, out: Array) -> Embedding | None:
     """An embedding, if the op gathers or scatter-adds whole rows of a matrix; else None."""
-    # Embeddings have a kernel family of their own; a gather of single elements is no look-up of
+    # Embeddings have a kernel family of their own; a gather of single elements is not a look-up of
     # rows.
     if (
         len(table.shape) != 2

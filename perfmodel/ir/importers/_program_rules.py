@@ -195,13 +195,14 @@ def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
 
 
 def _select(emitter: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
-    """A choice by a known mask is a sum with masked terms; by an index check it is no choice."""
+    """A choice by a known mask is a sum with masked terms; by an index check it is not a choice."""
     predicate, *cases = items
     if isinstance(predicate, IndexCheck):
         return cases[0] if predicate.kind == "negative" else cases[1]
     if not isinstance(predicate, Known) or len(cases) != 2:
         raise CannotMapError("a selection that depends on data")
-    # Infinity times zero is no number, so masked-out elements of constants are set to zero instead.
+    # Infinity times zero is not a number, so masked-out elements of constants are set to zero
+    # instead.
     mask = predicate.array.astype(float)
     terms = []
     for case, weight in zip(cases, (1 - mask, mask), strict=True):

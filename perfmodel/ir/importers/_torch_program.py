@@ -102,8 +102,8 @@ def rank_program(
             module's own functions.
 
     Raises:
-        PerfModelError: as `torch_program`; a group of other size, a name that is no tensor of the
-            program, or a module that is to be trained but returns no loss.
+        PerfModelError: as `torch_program`; a group of other size, a name that is not a tensor of
+            the program, or a module that is to be trained but returns no loss.
     """
     if ranks < 2:
         raise PerfModelError(

@@ -211,7 +211,7 @@ def _running_sum(inputs: Tensors, attributes: Values) -> Tensors:
     _require_integers(inputs[0])
     axis = required(attributes, "axis", int)
     if not 0 <= axis < inputs[0].rank:
-        raise RuleError(f"axis={axis} is no axis of a tensor of {inputs[0].rank} dimensions")
+        raise RuleError(f"axis={axis} is not an axis of a tensor of {inputs[0].rank} dimensions")
     return (replace(inputs[0], value=None),)
 
 

@@ -101,7 +101,7 @@ def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
     kernel = _pair(attributes, "kernel", 1)
     if x.rank != 4 or dy.rank != 4 or groups < 1:
         raise RuleError(
-            f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}"
+            f"needs two batches of images and at least one group; got shapes {x.shape} and {dy.shape}, {groups} groups"
         )
     w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
     require_gradient_of(_conv2d((x, w), attributes)[0], dy)
@@ -155,7 +155,7 @@ def _shard_conv2d(*roles: str) -> ShardRule:
         for k, role in enumerate(inputs):
             axis = query.sharded_axis(k)
             shared = next((name for name, at in axis_of[role].items() if at == axis), None)
-            # Channels of several groups do not mix, so that a slice of them is no convolution of
+            # Channels of several groups do not mix, so that a slice of them is not a convolution of
             # the same kind.
             if shared is None or (shared != "sample" and query.attributes["groups"] > 1):
                 continue

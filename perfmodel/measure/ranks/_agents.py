@@ -74,7 +74,7 @@ class Agent:
         raise CalibrationError(f"{self.hello} does not answer; check that it still runs")
 
     def start(self, place: Place, session: type[RankSession]) -> None:
-        """Start a rank there."""
+        """Start a rank on the machine of this agent."""
         self._connection.send(("start", place, session))
 
     def send(self, request: tuple[Any, ...]) -> None:

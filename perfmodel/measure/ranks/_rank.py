@@ -139,7 +139,8 @@ class CollectiveSession(RankSession):
     """Runs the one collective that is loaded."""
 
     def load(self, op: Collective) -> None:
-        """Compile the collective and make this rank's buffer: i mod 1024, plus the rank."""
+        """Compile the collective and fill this rank's buffer: element i is i mod 1024, plus the
+        rank."""
         import jax
         import numpy as np
         from jax.sharding import NamedSharding, PartitionSpec

@@ -56,7 +56,7 @@ class Quantities:
         """The interval that a quantity lies in.
 
         Raises:
-            PerfModelError: a price, a power or an amount of tokens that is not known.
+            PerfModelError: a price, a power or a number of tokens that is not known.
         """
         exactly = Interval.exactly
         if name in MEMORY:
@@ -70,7 +70,7 @@ class Quantities:
                 return self.step_s
             case "train_time_s":
                 tokens = self._needed(
-                    "tokens", "an amount of tokens to train on", "--tokens (tokens=)"
+                    "tokens", "a number of tokens to train on", "--tokens (tokens=)"
                 )
                 return self.step_s * exactly(tokens / self.tokens_per_step)
             case "micro_batches":

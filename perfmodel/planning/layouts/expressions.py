@@ -213,7 +213,7 @@ def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
 
 
 def _constant(node: ast.expr) -> float | None:
-    """The number that a node stands for; None if it is no number."""
+    """The number that a node stands for; None if it is not a number."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return float(value)

@@ -252,7 +252,7 @@ def passes_and_transfers_s(
         is_transfer = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
         transfers_s = np.where(is_transfer, base_s, 0.0)
 
-        # Seconds of every block in each class; none in classes that are no passes.
+        # Seconds of every block in each class; none in classes that are not passes.
         block_s = np.zeros((structure.n_classes, len(terms.events.kinds)))
         for kind, (of_kind,) in pass_s(problem, batch).items():
             block_s[structure.class_kind == kind] = of_kind

@@ -86,7 +86,8 @@ def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -
         end = descend(list(dict.fromkeys([partitioned, *ends])), moves, steps_s)
     except NothingFitsError:
         raise LayoutError(
-            f"the relaxation found no stages, recomputation and micro-batch with which {layout.label} fits into memory"
+            f"the relaxation found no combination of stages, recomputation and micro-batch with which {layout.label} "
+            "fits into memory"
         ) from None
     (given_s,) = steps_s([partitioned]).tolist()
     return PartitionResult(

@@ -87,7 +87,7 @@ def parse_setting(text: str) -> Setting:
 
     Raises:
         UnknownNameError: no such parameter.
-        PerfModelError: a value that is no number, not finite or negative.
+        PerfModelError: a value that is not a number, not finite or negative.
     """
     name, sign, raw = (part.strip() for part in text.partition("="))
     if name not in NAMES:

@@ -61,13 +61,13 @@ class PipelineBlocks:
 
     @cached_property
     def again(self) -> Float[np.ndarray, "paths variants*blocks"]:
-        """Blocks whose input gradient each path passes."""
+        """How many input gradients of each block a path passes, and thus recomputations."""
         passes = self.pipeline.paths.passes
         return np.einsum("kvs,sb->kvb", passes[..., 1], self.counts).reshape(len(passes), -1)
 
     @cached_property
     def again_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
-        """Blocks whose input gradient each path passes, if they are recomputed in full."""
+        """How many input gradients of each block that is recomputed in full a path passes."""
         passes = self.pipeline.paths.passes
         return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(
             len(self.full), len(passes), -1

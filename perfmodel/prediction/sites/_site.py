@@ -123,7 +123,7 @@ class Site:
     def expected(self, framework: Framework, device: Device) -> Adjustment | None:
         """Parameters of the median site of the published record with a framework and device; None
         for `generic`."""
-        # `generic` is no framework that anybody ran: it is the physics alone.
+        # `generic` is not a framework that anybody ran: it is the physics alone.
         if framework.name == GENERIC:
             return None
         return self.site_prior(framework, device).expected(device)

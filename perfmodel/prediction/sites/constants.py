@@ -2,7 +2,7 @@
 memory.
 
 What the sources show differs between sites and frameworks. So a constant is the median over teams,
-including the tables' own 0 (for memory, where it is no correction, the spread counts too). One
+including the tables' own 0 (for memory, where it is not a correction, the spread counts too). One
 source cannot move it far, and a source can be left out of the constant that predicts its own rows.
 """
 
@@ -86,7 +86,7 @@ def keys_share_a_team(key: str, other_key: str) -> bool:
 
 
 def share_a_team(source: str, other_source: str) -> bool:
-    """Whether some team measured both sources; an empty name is no source."""
+    """Whether some team measured both sources; an empty name is not a source."""
     return bool(source and other_source and teams_of(source) & teams_of(other_source))
 
 

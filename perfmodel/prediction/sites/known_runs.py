@@ -316,7 +316,7 @@ def known_runs(
 
     Args:
         prior: covariance of the runs, without their noise.
-        noise: variance of their noise at the typical site, for runs that are no outliers.
+        noise: variance of their noise at the typical site, for runs that are not outliers.
         error: logs of measured over expected time.
         scales: nodes of the scales before the runs.
     """

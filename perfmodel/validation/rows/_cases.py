@@ -314,7 +314,7 @@ def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[
             contradictions.append(
                 f"params_b={stated:g} and {counted:.3g} billion parameters of its sizes"
             )
-    # Sources round: up to a per cent more than the device has is no contradiction.
+    # Sources round: up to a per cent more than the device has is not a contradiction.
     memory = number(row, "measured_peak_memory_gb")
     if memory and memory * GB > cluster.device.memory_bytes * 1.01:
         capacity = cluster.device.memory_bytes / GB

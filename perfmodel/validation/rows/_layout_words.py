@@ -307,7 +307,7 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     2407.21783, section 3.3.2; torchtitan's default). `HSDP` without a number shards inside a node.
 
     Raises:
-        Unusable: a `zero_stage` that is no whole number.
+        Unusable: a `zero_stage` that is not a whole number.
     """
     # Numbers in the column `zero_stage` go before words, which may mean two stages.
     reading = _sharding_reading(row)

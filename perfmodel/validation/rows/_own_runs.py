@@ -61,7 +61,7 @@ def own_run(row: Row, number: int) -> Run:
     Raises:
         PerfModelError: a cell that its column cannot have, or a layout that is not possible.
     """
-    # A row without a time is no error but nothing to compare with.
+    # A row without a time is not an error but nothing to compare with.
     measured_s = next((row[column] for column in STEP_COLUMNS if row.get(column) is not None), None)
     if measured_s is None or row.get("status") not in (None, "ok"):
         raise Unusable("no step time was measured")
@@ -98,7 +98,7 @@ def own_fields(row: Row, number: int) -> dict[str, Any]:
     }
     if isinstance(stated.get("seq_len"), str):
         stated["seq_len"] = parse_length(stated["seq_len"])
-    # The number of devices is no field of a job; a layout's data-parallel degree may follow from
+    # The number of devices is not a field of a job; a layout's data-parallel degree may follow from
     # it.
     if "devices" in stated:
         fields["devices"] = stated.pop("devices")

@@ -63,7 +63,7 @@ class Reading:
         return ()
 
     def first(self, *meanings: str) -> str:
-        """The first of these meanings in the text; empty if there is none."""
+        """Return the first of these meanings that the text contains; empty if it contains none."""
         return next((name for name, _ in self.said if name in meanings), "")
 
     def all_of(self, *meanings: str) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     # Phrases are taken from left to right, at every place the longest that fits.
     position = 0
     while position < len(plain):
-        # A remark in brackets is read for what is known in it. Its unknown words are no statement
-        # about the setting.
+        # A remark in brackets is read for what is known in it. Its unknown words are not a
+        # statement about the setting.
         remark = _REMARK.match(plain, position) if plain[position] == "(" else None
         if remark:
             inside = read_phrases(remark[0][1:-1], vocabulary)

@@ -171,7 +171,7 @@ def _expanded(
     """Copies of a completion with every possible value of an open choice; the completion itself if
     there is none.
 
-    A single value that it can have is no choice, and so nothing that is assumed.
+    A single value that it can have is not a choice, and so nothing that is assumed.
     """
     case = completion.case
 
@@ -203,7 +203,7 @@ def _read(
     refused: list[PerfModelError],
 ) -> list[Completion]:
     """Complete degrees and batch of a run under one framework; priors sum to 1."""
-    # A micro-batch that the framework sets is no open cell.
+    # A micro-batch that the framework sets is not an open cell.
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     micro_batch = framework.default_layout.micro_batch

@@ -42,8 +42,8 @@ class EncoderLength(OpenChoice):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         """Lengths of BERT's two phases, with their shares of the steps."""
-        # The two lengths are no choice of the person who runs it but phases of one training, with
-        # known shares of the steps.
+        # The two lengths are not a choice of the person who runs it but phases of one training,
+        # with known shares of the steps.
         phases = "phases of BERT"
         return [
             Variant(value=str(length), counted_as=phases, share=share, job={"seq_len": length})

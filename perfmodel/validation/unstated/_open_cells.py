@@ -106,7 +106,7 @@ def filled_rows(
             (`LaunchDefaults.names_schedules`).
 
     Raises:
-        Unusable: a cell that is no number.
+        Unusable: a cell that is not a number.
     """
     # Fill in one group of cells after the other. Each step multiplies the rows by its possible
     # values, or leaves a row that states them as it is.

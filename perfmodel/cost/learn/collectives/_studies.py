@@ -186,7 +186,7 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
 
     Physics is fitted anew wherever devices, fabrics or the largest rank counts are left out; the
     latter two are then predicted by it alone. Fabrics whose network is known to have run far below
-    its rate are no part of these studies.
+    its rate are not part of these studies.
     """
     rows, exchanges, _ = usable(tables, sources)
     weights = fit_rows(rows, None, sources)

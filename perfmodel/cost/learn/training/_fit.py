@@ -127,7 +127,7 @@ def slowdowns_by_state(frames: Sequence[pd.DataFrame], family: str) -> dict[str,
     """Slowdown of kernels in other states than the usual one: under load, with cold caches, beside
     a collective.
 
-    Such rows are no part of a fit. Medians over kernels that `calibrate` measured in both states,
+    Such rows are not part of a fit. Medians over kernels that `calibrate` measured in both states,
     by state.
     """
     ratios: dict[str, list[float]] = defaultdict(list)

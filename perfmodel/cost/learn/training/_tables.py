@@ -111,8 +111,8 @@ def may_be_fitted(table: "pd.DataFrame") -> np.ndarray:
 
 def _merge(family: str, frame: "pd.DataFrame") -> Samples:
     """Samples of a frame with a row per measurement."""
-    # Repeats of a kernel on a stack count once, by their median. What is no column of the stack or
-    # of the kind is one of the shape.
+    # Repeats of a kernel on a stack count once, by their median. What is not a column of the stack
+    # or of the kind is one of the shape.
     other_columns = (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")
     names = [column for column in frame.columns if column not in other_columns]
     same_kernel = [*_STACK, *KindColumns._fields, *names]

@@ -350,7 +350,7 @@ class Builtins(Expander):
 
     def change_folder(self, node: tree.Simple, argv: list[Word]) -> bool:
         if self.captured_output is not None:
-            # Options (`cd -P`) and the `--` that ends them are no folder.
+            # Options (`cd -P`) and the `--` that ends them are not a folder.
             folders = [word.text for word in argv[1:] if not re.fullmatch(r"--|-[LPe]+", word.text)]
             self.folder = str(PurePosixPath(self.folder, folders[0])) if folders else "~"
         return True

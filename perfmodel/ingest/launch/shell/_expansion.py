@@ -316,7 +316,7 @@ class Expander:
             plain = self.joined(raw).text
             if unknown(plain):
                 return None
-            # The digits of `16#ff` are no name.
+            # The digits of `16#ff` are not a name.
             names = r"(?<!#)\b[A-Za-z_]\w*(\[[^\]]*\])?"
             return calculate(re.sub(names, lambda match: self.number(match[0], line), plain))
         finally:
