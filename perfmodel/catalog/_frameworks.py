@@ -88,7 +88,8 @@ def framework_versions(name: str) -> tuple[Framework, ...]:
 
 
 def framework_years(name: str) -> tuple[int, ...]:
-    """Years of the versions of a framework of the catalog, oldest first; no version is read."""
+    """Years for which the catalog has a version of a framework, oldest first. The versions' files
+    are not read."""
     return tuple(sorted(int(year) for year in _files()[name]))
 
 

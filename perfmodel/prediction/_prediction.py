@@ -220,7 +220,7 @@ class Prediction:
 
     @property
     def layout_notation(self) -> str:
-        """The layout's notation, which the same framework reads back to this layout."""
+        """The layout's notation, from which the same framework reads this layout again."""
         return self.notation or str(self.layout)
 
     @property

@@ -122,7 +122,7 @@ class StepProblem:
         return step_flops(self.model, self.job).total
 
     def notation(self, layout: Layout) -> str:
-        """The layout's notation, which the framework reads back to the same layout for this
+        """The layout's notation, from which the framework reads the same layout for this
         model."""
         # Found by trying every default of the framework in turn.
         return store_of(self.setting).get_or_compute(

@@ -60,8 +60,8 @@ def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("v-half", stage_map=v_stages, chunks=2)
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Legs down wait a slot, legs up continue without delay: about half of 1F1B's activation
-    memory."""
+    """Passes down the V wait one slot, passes up it continue without delay, which takes about half
+    of 1F1B's activation memory."""
     # Where p is even, turning round at once would let micro-batches collide (`repeats`).
     turns = Turns(1, 1 if devices % 2 else 4, 2)
     return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
@@ -69,7 +69,8 @@ def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("zb-v", stage_map=v_stages, chunks=2, staggered=True)
 def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Legs down wait three slots, legs up one: the activation memory of 1F1B on every device.
+    """Passes down the V wait three slots, passes up it one, which takes the activation memory of
+    1F1B on every device.
 
     Where passes are equal there is no bubble from twice as many micro-batches as devices on.
     """

@@ -333,7 +333,7 @@ class Framework(Stated, Sectioned):
         }
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
-        """The shortest notation that `layout` reads back to the same layout.
+        """The shortest notation from which `layout` reads the same layout.
 
         It contains the degrees, all fields that differ from the defaults of `Layout`, and fields at
         these defaults for which the framework has another default.

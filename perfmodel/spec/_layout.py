@@ -449,7 +449,7 @@ class Layout(Sectioned):
         return written_values(values)
 
     def __str__(self) -> str:
-        """The complete notation, which `parse` and every framework read back to this layout.
+        """The complete notation, from which `parse` and every framework read this layout again.
 
         `Framework.notation` is shorter: it leaves out what that framework would fill in itself.
         """

@@ -45,7 +45,7 @@ class Problem:
         return self.devices
 
     def notation(self, layout: Layout) -> str:
-        """The layout's notation, which the framework reads back to the same layout for this
+        """The layout's notation, from which the framework reads the same layout for this
         model."""
         return self.framework.notation(layout, self.model)
 

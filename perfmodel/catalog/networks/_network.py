@@ -59,7 +59,7 @@ class Network:
 
     @property
     def words(self) -> str:
-        """The network in words that read back to the same network."""
+        """Describe the network in words from which the same network is read again."""
         # The grammar reads this text back to the same record (tests check that).
         rack = f"NVL{self.domain}, " if self.domain else ""
         if self.absent:

@@ -66,8 +66,11 @@ USUAL_EXPONENTIALS: Final = 16
 
 
 def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
-    """Change rows answered by kernels that fill a cache (`copied` [n]) to a shape with little to
-    copy, because a kernel that reads keys in place takes as long for few key heads as for many."""
+    """Give the rows whose kernels copy keys into a cache (`copied` [n]) few key heads.
+
+    There is then little to copy, and the time is that of a kernel that reads keys in place: it
+    takes as long for few key heads as for many.
+    """
     heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
     # one head of keys for eight of queries: little to copy, and of such models there are most rows
     few_heads = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))

@@ -109,7 +109,7 @@ DELTA_NETS: Final = (*_VARIANTS, _EVERY, *_DELTA_SIZES)
 
 
 def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) -> Fields:
-    """Layers of which most have a gated delta net in place of attention.
+    """Fields of a model in which most layers have a gated delta net in place of attention.
 
     Args:
         arguments: arguments of `DELTA_NETS`, the program and the number of layers.

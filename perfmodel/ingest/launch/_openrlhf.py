@@ -41,7 +41,7 @@ def is_of_openrlhf(texts: Sequence[str]) -> bool:
 
 
 def openrlhf_arguments(texts: Sequence[str], entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Arguments of a command of OpenRLHF by their older names, completed by its defaults."""
+    """Rename the arguments of an OpenRLHF command to their older names, and add its defaults."""
     renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
         older = _OLDER_NAMES.get(name, _GROUPS.sub("", name))

@@ -71,7 +71,7 @@ OUMI: Final[LaunchFormat] = replace(
 
 
 def is_oumi(entries: Entries) -> bool:
-    """Whether a file is Oumi's, which has both a model and a trainer in blocks of these names."""
+    """Whether a file is Oumi's, by the blocks that it has for the model and for the trainer."""
     return all(mark in entries for mark in OUMI.marks)
 
 

@@ -103,7 +103,7 @@ def read_xplane(path: Path) -> XplaneFile:
 
 
 def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
-    """Activities of all processes; a device for every (process, device) that has any.
+    """Activities of all processes; every pair of a process and its device counts as a device.
 
     Profiles of one session share the clock of their hosts.
     """

@@ -259,8 +259,8 @@ def fabric_names(rows: CollectiveRows) -> np.ndarray:
 
 
 def most_ranks(rows: CollectiveRows) -> np.ndarray:
-    """Whether a row has the most ranks of its series and ranks per node, where fewer were measured
-    too; bool[n]."""
+    """Mark the rows with the most ranks in their series and at their number of ranks per node, if
+    fewer ranks were measured there too; bool[n]."""
     result = np.zeros(len(rows), bool)
     for _, index in groups_of(rows.series, rows.ranks_per_node):
         ranks = rows.ranks[index]
