@@ -322,7 +322,11 @@ class Transfers:
     none."""
 
     def seconds(self, time_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, "blocks tiers"]:
-        """Seconds of every transfer, from those of `ops`."""
+        """Seconds of every transfer.
+
+        Args:
+            time_s: seconds of each op of `ops`.
+        """
         after_s = np.append(time_s, 0.0)[self.completions].sum(axis=0)
         return time_s[self.send] + after_s[:, None]
 

@@ -45,7 +45,7 @@ def adapter_products(
 
 
 def ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner
+    """Multiply-adds per token and unit of rank in adapters of a feed-forward with this many inner
     elements."""
     first = inner_outputs(model, inner)
     return _adapted(job, first, model.hidden) + _adapted(job, {"linear_fc2": model.hidden}, inner)

@@ -124,7 +124,7 @@ class Adjustment:
         return float(self.runs.known.scales.weight @ self.runs.noise_variance) ** 0.5
 
     def without_runs(self) -> "Adjustment":
-        """The parameters alone."""
+        """Return the same parameters without the runs that they were fitted to."""
         return replace(self, runs=None)
 
     def times(
