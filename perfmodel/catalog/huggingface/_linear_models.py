@@ -47,7 +47,8 @@ def _rounded_up(size: float, multiple: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class XLstm:
     """xLSTM of mLSTM blocks alone, such as that of 7 B parameters (transformers
-    models/xlstm/modeling_xlstm.py). Sequences are of 8,192 tokens (arXiv 2503.13427)."""
+    models/xlstm/modeling_xlstm.py, which always has the norm behind the last layer). Sequences are
+    of 8,192 tokens (arXiv 2503.13427)."""
 
     hidden_size: Count = 4096
     num_hidden_layers: Layers = 32
@@ -59,7 +60,6 @@ class XLstm:
     ffn_round_up_to_multiple_of: Count = 64
     chunk_size: Count = 64
     use_bias: bool = False
-    add_out_norm: bool = True
     tie_word_embeddings: bool = False
 
     def fields(self) -> Fields:
@@ -81,7 +81,6 @@ class XLstm:
         stack = _stack(self.num_hidden_layers, hidden, inner, self.vocab_size, 8192, net)
         return stack | {
             "logit_softcap": True,
-            "final_norm": self.add_out_norm,
             "tied_embeddings": self.tie_word_embeddings,
         }
 
