@@ -168,6 +168,21 @@ def test_numbers_of_layers_with_experts_win_over_their_step() -> None:
     assert all_layers == model_from_config(llama4)
 
 
+def test_large_models_of_rwkv_6_make_mixtures_through_more_elements() -> None:
+    """RWKV-LM RWKV-v5/src/model.py: twice as many at a hidden size of 4,096."""
+
+    def of_mixing(hidden: int) -> int:
+        config = {"model_type": "rwkv6", "hidden_size": hidden, "num_hidden_layers": 1}
+        channels = 2 * hidden * (hidden * 7 // 2 // 32 * 32) + hidden * hidden + 2 * hidden
+        tables, norms = 2 * 65_536 * hidden, 4 * 2 * hidden
+        return parameter_count(model_from_config(config)) - channels - tables - norms
+
+    for hidden, mix, decay in ((2048, 32, 64), (4096, 64, 128)):
+        full = 5 * hidden * hidden
+        narrow = 2 * 5 * mix * hidden + 2 * decay * hidden
+        assert of_mixing(hidden) == full + narrow + 6 * hidden + 4 * hidden
+
+
 def test_ernie_3_embeds_tasks() -> None:
     ernie = BERT | {"model_type": "ernie"}
     with_tasks = ernie | {"use_task_id": True, "task_type_vocab_size": 3}

@@ -111,12 +111,15 @@ class Rwkv6(Rwkv5):
     def time_mix(self) -> TimeMix:
         if self.num_heads is None:
             inner = self.attention_hidden_size or self.hidden_size
+            # Models of this hidden size, 7 B and 14 B, have wider ones (RWKV-LM
+            # RWKV-v5/src/model.py).
+            wider = 2 if self.hidden_size == 4096 else 1
             return TimeMix(
                 inner=inner,
                 heads=heads_of(inner, self.head_size),
                 gate=True,
-                mix_rank=32,
-                decay_rank=64,
+                mix_rank=32 * wider,
+                decay_rank=64 * wider,
             )
         refuse_attention(self.attn)
         return TimeMix(
