@@ -133,7 +133,8 @@ def _one_lane(large: Structure, compiled: CompiledStructure) -> dict[str, Result
     gradient."""
     durations = durations_of(large)
     end = np.zeros(large.n_ops)
-    simulate, values = event_loop(large), durations.tolist()
+    simulate = event_loop(large)
+    values = durations.tolist()
     loop_s = _best_s(lambda: simulate(values), 5)
     numba_s = _best_s(
         lambda: compiled_loop(large.duration, large.pred, large.lag, durations, end), 30
@@ -178,7 +179,8 @@ def _many_structures() -> dict[str, Result]:
             for compiled in programs
         ]
 
-    batch, full = ProgramBatch(tuple(programs)), lanes_of(LANES_PER_STRUCTURE)
+    batch = ProgramBatch(tuple(programs))
+    full = lanes_of(LANES_PER_STRUCTURE)
     n_edges = sum(c.structure.n_edges for c in programs)
     full_s = _best_s(lambda: makespan_many(batch, full), 15)
     # Programs of a search have unequally many layouts.

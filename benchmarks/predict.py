@@ -15,7 +15,8 @@ from perfmodel.spec import Job, Layout, Problem
 
 def run() -> dict[str, dict[str, object]]:
     """GPT-3 175B on 1,024 A100s: one layout, the same with its timeline, and thousands at once."""
-    model, cluster = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100")
+    model = catalog.model("gpt3-175b")
+    cluster = catalog.cluster("dgx-a100")
     job = Job(global_batch=1536, seq_len=2048)
     problem = step_problem(model, cluster, job)
     layout = Layout(tp=8, pp=16, dp=8, zero=1, recompute="selective", sequence_parallel=True)

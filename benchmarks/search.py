@@ -30,11 +30,9 @@ from perfmodel.prediction.grids import price_grids
 from perfmodel.spec import Job, Model, Problem
 from perfmodel.timeline import ProgramBatch, makespan_many
 
-MODEL, CLUSTER, JOB = (
-    catalog.model("gpt3-175b"),
-    catalog.cluster("dgx-a100"),
-    Job(global_batch=1536, seq_len=2048),
-)
+MODEL = catalog.model("gpt3-175b")
+CLUSTER = catalog.cluster("dgx-a100")
+JOB = Job(global_batch=1536, seq_len=2048)
 EVALUATED = 20_000
 SINGLY = 200
 

@@ -61,13 +61,16 @@ def run() -> dict[str, dict[str, object]]:
         return jax.lax.fori_loop(0, STEPS, step, (free, optimizer.init(free)))[0]
 
     # Compiling and running are timed apart: a user waits for the first once.
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    began_cpu = time.process_time()
     compiled = descend.lower(free).compile()
-    compile_s, compile_cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+    compile_s = time.perf_counter() - began
+    compile_cpu_s = time.process_time() - began_cpu
     began = time.perf_counter()
     best = jax.block_until_ready(compiled(free))
     descent_s = time.perf_counter() - began
-    nominal_s, best_s = float(function(nominal)), float(function(parameters(best)))
+    nominal_s = float(function(nominal))
+    best_s = float(function(parameters(best)))
 
     # Each prediction is of a machine of its own, as differences need it.
     began = time.perf_counter()

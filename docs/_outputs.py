@@ -140,7 +140,8 @@ def _window_of(columns: int) -> Iterator[None]:
 def is_current(shown: str, printed: str) -> bool:
     """Whether a page shows what is printed: the same words, and numbers but for rounding; `...`
     stands for anything, and how long a command took is not compared."""
-    shown, printed = _TAKEN.sub(", in a while", shown), _TAKEN.sub(", in a while", printed)
+    shown = _TAKEN.sub(", in a while", shown)
+    printed = _TAKEN.sub(", in a while", printed)
     # First the words, with every number as 0: spaces move where numbers have more digits.
     shown_words = _NUMBER.sub("0", shown).split()
     pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*?") for word in shown_words)

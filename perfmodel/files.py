@@ -137,7 +137,8 @@ def require_archive_within(path: Path) -> None:
             return
 
     # Stated sizes can be trusted: the reader of a member stops at the size that is stated here.
-    limit, on_disk = data_limit_bytes(), path.stat().st_size
+    limit = data_limit_bytes()
+    on_disk = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         expanded = sum(member.file_size for member in archive.infolist())
     if expanded > limit and expanded > _ZIP_RATIO * on_disk:

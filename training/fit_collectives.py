@@ -140,7 +140,8 @@ def _fabric_lines(study: Study) -> list[str]:
     """Table of errors on fabrics that were left out whole, and of their mean with equal weight for
     every fabric."""
     part = next(part for part in study.parts if part.what == "fabrics between nodes")
-    large, known = part.rows.buffer_bytes >= 1 << LARGE, np.flatnonzero(np.isfinite(part.error))
+    large = part.rows.buffer_bytes >= 1 << LARGE
+    known = np.flatnonzero(np.isfinite(part.error))
     lines = [
         "| fabric left out | collective | size | rows | mean | median | bias | inside 90 % interval |",
         "|---|---|---|--:|--:|--:|--:|--:|",

@@ -55,7 +55,9 @@ COLLECTIVES = {
 def blind() -> list[str]:
     """Rows on sources that nobody had looked at: as first predicted, and today."""
     figures = json.loads((ROOT / "validate" / "blind" / "blind.json").read_text())
-    first, today, report = figures["first"], figures["today"], "`validate/blind/README.md`"
+    first = figures["first"]
+    today = figures["today"]
+    report = "`validate/blind/README.md`"
 
     runs = f"{first['predicted']} runs of {first['sources']} sources not seen before"
     title = f"**steps of {runs}, first prediction**"

@@ -100,7 +100,8 @@ def _grids(runs: Sequence[Run]) -> list[str]:
         "uncertainty",
         "random",
     )
-    rows, devices = [], _runs_by_device(runs)
+    rows = []
+    devices = _runs_by_device(runs)
     shares: list[tuple[float, float]] = []
     for name, members in [*devices.items(), ("all", list(runs))]:
         curves = {strategy: _mean_curve(members, strategy) for strategy in STRATEGIES}

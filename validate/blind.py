@@ -88,10 +88,14 @@ def record(folders: Sequence[Path]) -> None:
 def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
     """Predict everything as today, where that is asked for, and write the page; with a pattern of
     sources only print it."""
-    known, first, today, all_looks = KnownSources.read(), [], [], []
+    known = KnownSources.read()
+    first = []
+    today = []
+    all_looks = []
     with progress("runs") as report:
         for folder in folders:
-            runs, looks = runs_of(folder), recorded_looks(folder.name)
+            runs = runs_of(folder)
+            looks = recorded_looks(folder.name)
             # Rows without a first look have nothing to be compared with.
             is_recorded = runs["case_id"].isin(set(looks["case_id"]))
             matches = np.array([fnmatchcase(str(source), pattern) for source in runs["source"]])

@@ -25,7 +25,8 @@ def _rank(rank: int, ranks: int, calls: int, port: int, results: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks)
-    number, took_s = torch.ones(1), []
+    number = torch.ones(1)
+    took_s = []
     for _ in range(calls):
         start_s = perf_counter()
         distributed.all_reduce(number)

@@ -233,7 +233,8 @@ def _additive_timer(fixed_s: float) -> Timer:
     """Kernels by the form of the paper's regressions, collectives as measured, each with a fixed
     cost; messages without."""
     hardware = catalog.cluster(CLUSTER)
-    measured, additive = cluster_timer(hardware), AdditiveProducts()
+    measured = cluster_timer(hardware)
+    additive = AdditiveProducts()
 
     def timer(ops: Sequence[Op]) -> np.ndarray:
         """Seconds of operations, in their order."""
@@ -294,7 +295,8 @@ def inference_baselines(row: dict[str, Any]) -> dict[str, float]:
 
 def _step_time_s(program: Program, layout: str) -> float:
     """Simulated time of one layout; infinite where its values do not fit."""
-    degrees, cluster = Degrees.parse(layout), catalog.cluster(CLUSTER)
+    degrees = Degrees.parse(layout)
+    cluster = catalog.cluster(CLUSTER)
     # Weights that do not fit even if they divide evenly rule a layout out before it is written
     # down.
     weights_bytes = sum(program.types[name].n_bytes for name in program.values_of("parameter"))

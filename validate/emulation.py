@@ -112,7 +112,8 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     machine are not independent: a rank runs faster while its neighbour waits, which real ranks do
     at the same time and ranks that are not in step do not.
     """
-    table, result = prices_of(out), {}
+    table = prices_of(out)
+    result = {}
     prices = priced(table)
 
     def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
@@ -176,7 +177,8 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     Where ranks outnumber the cores, they compute at the same time and by so much more slowly than
     one alone: its emulated others are told to.
     """
-    result, command = {}, script("mlp", 16, WIDTH=192)
+    result = {}
+    command = script("mlp", 16, WIDTH=192)
     for ranks in arguments.ranks:
         # Ranks that share a core take turns on it.
         crowded = {"straggler": max(1.0, ranks / len(usable_cores()))}
@@ -199,7 +201,9 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The paper's figure 4: iteration times as every all-reduce is delayed by more and more."""
-    delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
+    delays_s = tuple(np.linspace(0, 0.01, 11).tolist())
+    every = 4
+    result = {}
     table = prices_of(out)
     for name, occupancy in (
         ("library on the core (gloo)", table),
@@ -225,7 +229,8 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     Half the bandwidth doubles what the network takes; with a straggler everybody's next collective
     waits until it has computed as long as it does.
     """
-    table, result = prices_of(out), {}
+    table = prices_of(out)
+    result = {}
 
     def run(slower: float, **conditions: object) -> EmulatedRun:
         """Run the script on a network that is `slower` times as slow, under further conditions."""
@@ -296,7 +301,9 @@ def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     What the libraries take for themselves, as a context does on a GPU, is what a model of next to
     no size takes.
     """
-    model, batch, result = catalog.model(str(SCRIPTS / "gpt.toml")), 4, {}
+    model = catalog.model(str(SCRIPTS / "gpt.toml"))
+    batch = 4
+    result = {}
     no_time = Prices(catalog.cluster("localhost"), lambda _: 0.0)
     # memory that is not needed goes back to the system
     options = {"MALLOC_MMAP_THRESHOLD_": 1 << 16, "MALLOC_TRIM_THRESHOLD_": 1 << 16, "BATCH": batch}

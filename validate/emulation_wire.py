@@ -34,7 +34,8 @@ from perfmodel.emulate.wire import compiled_loop
 from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import usable_cores
 
-KINDS, SIZES = ("all_reduce", "all_gather"), tuple(1 << n for n in (10, 12, 15, 18, 21, 24, 27, 30))
+KINDS = ("all_reduce", "all_gather")
+SIZES = tuple(1 << n for n in (10, 12, 15, 18, 21, 24, 27, 30))
 """Collectives and sizes of the paper's table 1."""
 PAPER_TABLE_1_US = {
     "all_reduce": (
@@ -158,7 +159,8 @@ def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Processor time of the process that answers for all other ranks, as the world grows, beside
     that of the one real rank."""
-    rows, steps = [], 12
+    rows = []
+    steps = 12
     for world_size in RANKS:
         # One reduction a step: what the peer does per message is all there is.
         command = script("reduce", REDUCED_BYTES, steps)
@@ -423,7 +425,8 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def _calls_text(rows: Sequence[dict[str, Any]]) -> str:
     """Sentence on how many overheads are within the bar, and which are not."""
-    bar, judgements = BARS["micro"], [_judged_call(row) for row in rows]
+    bar = BARS["micro"]
+    judgements = [_judged_call(row) for row in rows]
     longer = sorted(
         (row for row in rows if row["overhead"] > bar), key=lambda row: -row["overhead"]
     )

@@ -94,7 +94,8 @@ def worse(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     rows have become fewer is named too.
     """
     complaints = []
-    old, new = dict(_errors(before)), dict(_errors(after))
+    old = dict(_errors(before))
+    new = dict(_errors(after))
     for name, (old_rows, old_error) in old.items():
         if name not in new:
             complaints.append(f"{name}: no longer predicted ({old_rows} rows before)")

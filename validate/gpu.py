@@ -291,9 +291,11 @@ def program_table(card: Card) -> pd.DataFrame:
     import torch  # pyright: ignore[reportMissingImports]
 
     step = training_step(mlp(64, (256, 256, 256)))
-    program, inputs = step.function, step.split(random_inputs(step))
+    program = step.function
+    inputs = step.split(random_inputs(step))
     expected = execute_function(program, inputs)
-    types, device = program.types, torch.device(card.device)
+    types = program.types
+    device = torch.device(card.device)
 
     def run() -> dict[str, Any]:
         """Outputs of the program by torch's kernels, on the host."""
@@ -336,7 +338,8 @@ def load_table(card: Card) -> pd.DataFrame:
     # Random numbers: zeros take less power, and would keep the clock up.
     a, b = (torch.randn(n, n, device=card.device).to(dtype) for _ in range(2))
     wait: Callable[[], Any] = (lambda: None) if card.is_stand_in else torch.cuda.synchronize
-    until_s, rows = 0.5 if card.is_stand_in else LOAD_S, []
+    until_s = 0.5 if card.is_stand_in else LOAD_S
+    rows = []
     begin_s = at_s = time.perf_counter()
     # Rates are taken over sixteenths: the first shows the clock before the power limit holds it
     # down.

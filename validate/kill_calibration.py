@@ -99,7 +99,8 @@ def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bo
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-        before, start_s = written(folder), time.monotonic()
+        before = written(folder)
+        start_s = time.monotonic()
         while process.poll() is None:
             # Until something is written the clock is set back: such a kill meets the run while it
             # measures.

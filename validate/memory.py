@@ -200,7 +200,8 @@ def reliability_table(table: pd.DataFrame) -> str:
     for probabilities, members in table.groupby(ranges, observed=True):
         # The lowest range is open below by pandas' rule, and begins at -0.001.
         low, high = max(probabilities.left, 0), probabilities.right  # pyright: ignore[reportAttributeAccessIssue]
-        mean_probability, share_that_ran = members["fits_probability"].mean(), members["ran"].mean()
+        mean_probability = members["fits_probability"].mean()
+        share_that_ran = members["ran"].mean()
         rows.append(
             (
                 f"{low:.2f} to {high:.2f}",

@@ -60,9 +60,11 @@ def launches() -> str:
     """Table of what gradients gain over dynamic programming when every choice of a launch is
     free."""
     table = launch_table()
-    wins, ties = (table.gain > SAME).sum(), (table.gain.abs() <= SAME).sum()
+    wins = (table.gain > SAME).sum()
+    ties = (table.gain.abs() <= SAME).sum()
     # The extremes are named with their layouts, so that they can be looked at.
-    best, worst = table.iloc[int(table.gain.argmax())], table.iloc[int(table.gain.argmin())]
+    best = table.iloc[int(table.gain.argmax())]
+    worst = table.iloc[int(table.gain.argmin())]
     # The sentence says what came out, for better or worse, whatever the next run finds.
     verdict = (
         f"Relaxation ends faster on {wins} of {len(table)} layouts, equal to {SAME:.1%} on {ties}"

@@ -185,7 +185,8 @@ def recipe(row: Row) -> Row:
     """The release of the recipe that the row's settings are of: of the framework, by the notes
     (`release 26.04`), or of the launch scripts, by the tag of the page; `default` where recipes
     have none."""
-    notes, page = _text(row, "notes"), _text(row, "url_or_repo")
+    notes = _text(row, "notes")
+    page = _text(row, "url_or_repo")
     release = re.search(r"release (\d+\.\d+)", notes)
     if release and "in the recipe" in notes and "pre-training" in notes:
         return {"recipe_release": f"v{release[1]}"}
@@ -239,7 +240,8 @@ def compiled(row: Row) -> Row:
     is_compiled = bool(noted and not noted[1]) or bool(named or in_recipe)
     if not is_compiled and not noted:
         return {}
-    launch, switch = _text(row, "launch_and_overlap"), f"compile={int(is_compiled)}"
+    launch = _text(row, "launch_and_overlap")
+    switch = f"compile={int(is_compiled)}"
     return {"launch_and_overlap": f"{launch}; {switch}" if launch else switch}
 
 
@@ -284,7 +286,8 @@ def accumulated_batch(row: Row) -> Row:
     ):
         return {}
     # The page's batch is of a device, over all of its accumulations.
-    per_device, accumulations = int(noted[1]), int(noted[2])
+    per_device = int(noted[1])
+    accumulations = int(noted[2])
     global_batch = per_device * int(row["dp"])
     settings: Row = {
         "micro_batch": per_device // accumulations,

@@ -57,7 +57,8 @@ def main() -> None:
 
 def _distir(_data: Path) -> str:
     """The section of DistIR's tables 2 and 3."""
-    training, inference = distir.training_table(), distir.inference_table()
+    training = distir.training_table()
+    inference = distir.inference_table()
     return f"""## DistIR: D/T/P/K on 16 V100
 
 One operation at a time per device, 75 layouts of a batch, 32 GB, as in the paper (sections 2.1, 5.1, 5.2); updates

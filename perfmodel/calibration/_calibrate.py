@@ -160,7 +160,8 @@ def calibrate_model(
         CalibrationError: if a measurement fails.
         PerfModelError: if nothing can be measured, or for a target or budget that makes no sense.
     """
-    folder, plan = Path(folder), wanted.plan
+    folder = Path(folder)
+    plan = wanted.plan
     steps = LayoutSteps(
         wanted.step_problem,
         tuple(cost.layout for cost in wanted.layouts),

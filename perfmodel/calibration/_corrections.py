@@ -256,7 +256,8 @@ def _host_times(
         host_s = max(_issuing_s(sides) - slowed_s, 0.0)
     else:
         gap_s = host_s = max(gap_s - slowed_s, 0.0)
-    n, framework = issued(problem, layout), problem.framework
+    n = issued(problem, layout)
+    framework = problem.framework
     for name, measured_s, now_s in (
         ("kernel_gap_s", gap_s, framework.host.kernel_gap_s),
         ("host_op_s", host_s, framework.host.issue_s),

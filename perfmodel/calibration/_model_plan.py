@@ -216,7 +216,8 @@ def _assemble(
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
-    costs, lost_s = [], 0.0
+    costs = []
+    lost_s = 0.0
     for layout, share in zip(layouts, shares, strict=True):
         new: dict[Op, None] = {}
         lost: dict[Op, None] = {}
@@ -299,7 +300,8 @@ def _cost(
             # repeats, at most its caps. A collective keeps all its ranks busy meanwhile.
             rule_of_op = collective_rule if isinstance(op, Collective) else rule
             effort = measuring_s(rule_of_op, time_s)
-            least, most = least + ranks * effort.least, most + ranks * effort.most
+            least = least + ranks * effort.least
+            most = most + ranks * effort.most
     return LayoutCost(
         layout=layout,
         step_time_s=share.step_time_s,

@@ -169,7 +169,8 @@ def fit_profile(
         TableError, PerfModelError: as `explain_profile`; an implausible step time; a profile whose
             shapes match almost none of the predicted matrix products.
     """
-    laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
+    laid_out = layout_of(problem, layout)[0]
+    read = _read(profile, format)
 
     # Corrections are relative to the cost models alone, so that a fit does not depend on the fits
     # before it.

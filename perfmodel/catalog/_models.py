@@ -127,7 +127,8 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
             # Fill in values that the file leaves out, by the rules of Megatron-Core's arguments and
             # Hugging Face's classes: all heads have keys, heads split the hidden size, 4x inner
             # size.
-            hidden, heads = data.get("hidden"), data.get("heads")
+            hidden = data.get("hidden")
+            heads = data.get("heads")
             if isinstance(heads, int):
                 data.setdefault("kv_heads", heads)
             if isinstance(hidden, int):

@@ -145,7 +145,9 @@ def checked_fields(
 
     # Each field is checked by itself, since the others are stated elsewhere (by the framework, on
     # the command line).
-    by_key, known, values = key_fields(kind), tuple(known), {}
+    by_key = key_fields(kind)
+    known = tuple(known)
+    values = {}
     for key, value in data.items():
         if key not in known:
             raise PerfModelError(f"{place}: {UnknownNameError('key', key, known)}")

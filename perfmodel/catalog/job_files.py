@@ -398,7 +398,8 @@ def problem_and_layout(
         raise UnknownNameError("argument", unknown_name, (*PROBLEM_WORDS, *LAYOUT_WORDS))
     if cluster is None:
         raise PerfModelError("the cluster is missing; give a catalog name, TOML or Cluster")
-    model, cluster = named_model(named), named_cluster(cluster)
+    model = named_model(named)
+    cluster = named_cluster(cluster)
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
     job = _job_of(framework, model, cluster, stated)

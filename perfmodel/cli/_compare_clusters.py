@@ -114,7 +114,8 @@ def show(result: "ClusterComparison", command: str) -> None:
     from perfmodel.planning.training_run import failures
     from perfmodel.prediction.text import memory_words, throughput_words
 
-    console, best = new_console(), result.plans[0]
+    console = new_console()
+    best = result.plans[0]
     tokens = best.run.tokens
     unit = best.prediction.sample_unit
     tokens_text = ""

@@ -432,7 +432,8 @@ def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
     stated |= {name: flags[name] for name in ("mode", *_OF_JOB) if flags.get(name) is not None}
 
     # The two flags set three fields together, so that no value of the file survives.
-    freeze, lora_rank = flags.get("freeze"), flags.get("lora_rank")
+    freeze = flags.get("freeze")
+    lora_rank = flags.get("lora_rank")
     if freeze or lora_rank:
         stated["frozen"] = freeze == "all" or bool(lora_rank)
         stated["frozen_embedding"] = freeze == "embedding"

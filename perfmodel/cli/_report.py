@@ -64,7 +64,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.calibration import explain_profile
     from perfmodel.planning.decision import report
 
-    flags, options = job_flags(arguments), options_of(arguments)
+    flags = job_flags(arguments)
+    options = options_of(arguments)
     problem = problem_of(arguments)
     if not arguments.layout:
         problem.require_devices()

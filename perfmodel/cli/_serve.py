@@ -189,7 +189,9 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
     """Print the server, the settings chosen for it, and the commands that start it."""
     from perfmodel.serving import folded
 
-    console, requests, memory = new_console(), server.requests, server.memory
+    console = new_console()
+    requests = server.requests
+    memory = server.memory
     types = (
         f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     )
@@ -252,7 +254,8 @@ def _show_sweep(swept: "ServingSweep") -> None:
     """Print the servers that no other beats in both throughput per user and per device."""
     from perfmodel.planning.layouts import layout_last
 
-    console, best = new_console(), swept.best
+    console = new_console()
+    best = swept.best
     requests = best.requests
     console.print(
         f"{best.model} on {best.cluster}, {requests.prompt_tokens:,} tokens in, {requests.output_tokens:,} out: "

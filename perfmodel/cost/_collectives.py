@@ -181,7 +181,8 @@ def interconnect_of(cluster: Cluster) -> str:
     Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is
     stated.
     """
-    device, names = cluster.device.name, []
+    device = cluster.device.name
+    names = []
     flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
         between_nodes = flat or index > 0

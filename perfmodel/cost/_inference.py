@@ -236,5 +236,6 @@ def _reads_directly(op: Op, device: Device) -> TypeGuard[Collective]:
 def _around(seconds: Iterable[float], half_width: float, provenance: str) -> EventTimes:
     """Times with intervals of one half-width in log time."""
     time_s = np.array([*seconds])
-    lo_s, hi_s = time_s * np.exp(-half_width), time_s * np.exp(half_width)
+    lo_s = time_s * np.exp(-half_width)
+    hi_s = time_s * np.exp(half_width)
     return EventTimes(time_s, lo_s, hi_s, (provenance,) * len(time_s))

@@ -414,7 +414,8 @@ class KernelModel:
         # theirs, and so on. All are asked at once, each once; `half[i]` is the row of half of row
         # i, `place` where the caller's rows stand.
         request, place, half = with_half_batches(request, self._regressors.unnamed(request))
-        answers, unnamed = self._regressors.predict(request), self._regressors.unnamed(request)
+        answers = self._regressors.predict(request)
+        unnamed = self._regressors.unnamed(request)
         wide = unnamed & np.isin(request.rows.dtypes, _WIDE)
         if wide.any():
             self._answer_wide_attention_by_roofline(answers, request, np.flatnonzero(wide))
@@ -491,7 +492,8 @@ class _ProductRows(NamedTuple):
     @classmethod
     def of(cls, request: PriceQuery, unnamed: Bool[np.ndarray, "n"]) -> "_ProductRows":
         """Group the rows of one family."""
-        rows, family = request.rows, FAMILIES[request.rows.family]
+        rows = request.rows
+        family = FAMILIES[request.rows.family]
         narrow = (rows.dtypes == "fp8") & unnamed
         corrected = narrow | (unnamed & (family.op.is_matmul | (rows.dtypes == "tf32")))
         has_two_gradients = family.gradients is not None

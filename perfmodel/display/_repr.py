@@ -68,7 +68,8 @@ def _short_repr(record: Any) -> str:
     # from others.
     parts = [f"{field}={_value_text(value)}" for field, value in values.items()]
     sign = f" #{digest(record)})"
-    text, longest = f"{name}({', '.join(parts)}", MOST - len(sign)
+    text = f"{name}({', '.join(parts)}"
+    longest = MOST - len(sign)
     while len(text) > longest:
         parts.pop()
         text = f"{name}({', '.join(parts)}{_LEFT_OUT}"

@@ -119,7 +119,8 @@ class Core:
     def _work(self, core_s: float) -> float:
         """Work for a number of seconds, and return the excess of the actual time."""
         # With a reference rate the work is a number of copies, without one a processor time.
-        begin_s, own_s = time.perf_counter(), time.thread_time()
+        begin_s = time.perf_counter()
+        own_s = time.thread_time()
         if self._copies_per_s:
             for _ in range(round(core_s * self._copies_per_s)):
                 self._copy()

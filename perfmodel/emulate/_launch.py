@@ -134,7 +134,8 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
             pinned=bool(emulation.cores),
             **emulation.conditions,  # pyright: ignore[reportArgumentType]
         )
-        port, peer_process = free_port(), None
+        port = free_port()
+        peer_process = None
         if emulation.wire is not None:
             # The peer process keeps to the next core after those of the real ranks.
             cores = emulation.cores
@@ -238,7 +239,8 @@ def _watch(
     the script's: threads of the library that outlive the interpreter abort so, now and then.
     """
     last_progress: dict[int, tuple[str, float]] = {}
-    clock_s, before_s = 0.0, time.monotonic()
+    clock_s = 0.0
+    before_s = time.monotonic()
     while True:
         now_s = time.monotonic()
         # After a longer pause everything was suspended, the ranks too, so it does not count as

@@ -157,7 +157,8 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
     """The torch call of a collective on buffers of this size."""
     # Maxima instead of sums, so that numbers stay ones however often the buffers are reduced.
-    n, rank = dist.get_world_size(), dist.get_rank()
+    n = dist.get_world_size()
+    rank = dist.get_rank()
     full = torch.ones(max(n, nbytes // 4 // n * n))
     share = full[: len(full) // n].clone()
     received = torch.empty_like(full)
@@ -186,7 +187,8 @@ def _timed(
 ) -> tuple[float, float, float]:
     """Mean seconds of a call, counted from the last rank's arrival; of the core, if this rank is
     the last; and the core's speed."""
-    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    matrix = torch.ones(256, 256)
+    memory = torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):
         # Compute on memory and caches for a while, each rank a little longer or shorter, as in
@@ -195,9 +197,11 @@ def _timed(
         memory.add_(1.0)
         while time.perf_counter() < until_s:
             torch.mm(matrix, matrix)
-        start_s, own_s = time.perf_counter(), time.process_time()
+        start_s = time.perf_counter()
+        own_s = time.process_time()
         call()
-        end_s, core_s = time.perf_counter(), time.process_time() - own_s
+        end_s = time.perf_counter()
+        core_s = time.process_time() - own_s
         # Waiting for late ranks is not the collective's time, so it counts from the last rank's
         # start; ranks share a clock.
         own_start = torch.tensor([start_s], dtype=torch.double)
@@ -221,7 +225,8 @@ def _jitter(dist: Any, torch: Any) -> float:
     It leaves out constant slowness of one rank and slowness of all ranks at once. The median of the
     deviations is not moved by a few rounds that the machine disturbed.
     """
-    matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
+    matrix = torch.ones(256, 256)
+    memory = torch.ones(1 << 22)
     rounds = []
     for _ in range(_JITTER_ROUNDS):
         start_s = time.perf_counter()

@@ -37,7 +37,8 @@ every link (Thakur et al. 2005, section 4)."""
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
     """Place a call's ranks on the cluster in order."""
     # A message is between two ranks, wherever the group that it belongs to reaches.
-    pair, place = kind in ("send", "recv"), cluster.reach(members)
+    pair = kind in ("send", "recv")
+    place = cluster.reach(members)
     return Collective(
         collective=_PRICED_AS.get(kind, kind),  # pyright: ignore[reportArgumentType]
         bytes=nbytes,

@@ -66,7 +66,8 @@ class Replay:
         # others are under way, so spans are recomputed before the critical path is.
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.is_of_kind(kind) * delay_s)
-        ends_s, users = np.zeros(spans.n_ops), []
+        ends_s = np.zeros(spans.n_ops)
+        users = []
         for op, (duration_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
             start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))
             if self.kinds[duration_class]:
@@ -106,7 +107,8 @@ def replay(iteration: Iteration) -> Replay:
     # The thread is a chain of spans; each call hangs off the span that makes it and off the call
     # before it in its lane.
     ops = _Ops()
-    thread, calls = -1, {}
+    thread = -1
+    calls = {}
     last_of_lane: dict[tuple[str, str], int] = {}
     lanes = dict.fromkeys(zip(iteration.calls.group, iteration.calls.lane, strict=True))
     stream = {lane: n for n, lane in enumerate(lanes)}
@@ -319,7 +321,8 @@ def _knee(x: Sequence[float], y: Sequence[float]) -> float:
     """Least squares of a continuous line with one break; NaN for fewer than four points."""
     if len(x) < 4:
         return float("nan")
-    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    xs = np.asarray(x, float)
+    ys = np.asarray(y, float)
     best = (np.inf, float("nan"))
     # Flat while the delay is hidden behind computation, then rising (NeuronaBox, figure 4): a line
     # with one break, by grid search over the break, since the rest is linear least squares.

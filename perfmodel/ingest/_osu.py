@@ -59,13 +59,16 @@ def read_osu(path: Path, text: str, options: ReadOptions, skipped: Counter[str])
     test, software, dtype = "", "", ""
     columns: list[str] = []
     for count, raw in enumerate(text.splitlines(), 1):
-        line, place = raw.strip(), f"{path}: line {count}"
+        line = raw.strip()
+        place = f"{path}: line {count}"
         # A title begins a test; its options, its header and its rows follow.
         title = _TITLE.match(line)
         if title:
             test = title["test"].lower()
             memory = (title["memory"] or "").lower()
-            software, columns, dtype = f"osu-{title['version']}{memory}", [], ""
+            software = f"osu-{title['version']}{memory}"
+            columns = []
+            dtype = ""
         elif line.startswith("#") and "Datatype:" in line:
             dtype = _DTYPES.get(line.split("Datatype:")[1].strip(" ."), "")
         elif re.match(r"#\s*Size\s", line):

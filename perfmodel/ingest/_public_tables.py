@@ -241,7 +241,8 @@ def _keys_of_one_sequence(table: "pd.DataFrame", source: np.ndarray) -> dict[str
     Decode rows of serving profilers repeat the batch in `mixed_n_decode`: nothing decodes beside
     them.
     """
-    batch, keys = number(table, "batch"), number(table, "seq_kv")
+    batch = number(table, "batch")
+    keys = number(table, "seq_kv")
     shared = (source == _SERVING_PROFILER) & (text(table, "software") == _KEYS_OF_WHOLE_BATCH)
     shared &= (text(table, "phase") == "decode") & (batch > 1)
     keys = np.where(shared, keys // np.maximum(batch, 1) + 1, keys)
@@ -296,7 +297,8 @@ def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     """
     if "way" in table:
         return table
-    algorithm, variant = text(table, "algorithm"), text(table, "variant")
+    algorithm = text(table, "algorithm")
+    variant = text(table, "variant")
     # Disturbance, and groups beside, say how a row was timed, not another way of communicating.
     disturbed = relabel(variant, is_marked_suspect).astype(bool)
     return table.assign(

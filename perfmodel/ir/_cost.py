@@ -94,10 +94,12 @@ def live_memory(function: Function) -> LiveMemory:
     # Every value lives from the instruction that makes it to the last that uses it.
     types = function.types
     number = {name: k for k, name in enumerate(types)}
-    n, end = len(types), len(function.instructions)
+    n = len(types)
+    end = len(function.instructions)
     size = np.fromiter((tensor.n_bytes for tensor in types.values()), float, n)
     device = np.fromiter((tensor.device for tensor in types.values()), np.int64, n)
-    born, last = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    born = np.zeros(n, np.int64)
+    last = np.zeros(n, np.int64)
     for index, instruction in enumerate(function.instructions):
         for name in instruction.outputs:
             born[number[name]] = last[number[name]] = index

@@ -270,7 +270,8 @@ def training_step(
     b = extend(model.function)
     if ranks is not None and loss.pieces[0].value in ranks.varying:
         loss = _mean_over_ranks(b, loss, ranks.ranks)
-    inputs, outputs = list(model.inputs), [loss]
+    inputs = list(model.inputs)
+    outputs = [loss]
     weight_values: list[str] = []
     for weight in weights:
         weight_values += [piece.value for piece in weight.pieces]

@@ -122,7 +122,8 @@ class Parser:
         """Read a tensor of the program, with its role and its pieces."""
         # Names of whole tensors are quoted: those of imported models have characters that a
         # `%value` cannot have.
-        name, word = self._take("string").text[1:-1], self._take("word").text
+        name = self._take("string").text[1:-1]
+        word = self._take("word").text
         if word not in ROLES:
             self.fail(f"{name}: expected a role ({', '.join(ROLES)}), got {word!r}")
         tensor = self._type()

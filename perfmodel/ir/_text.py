@@ -58,7 +58,8 @@ def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> s
     inputs = ", ".join(f"%{name}" for name in instruction.inputs)
     op, attributes = instruction.op, instruction.attributes
     if op == CALL:
-        op, attributes = f"@{instruction.attribute('function')}", ()
+        op = f"@{instruction.attribute('function')}"
+        attributes = ()
     return f"{outputs} = {op}({inputs}){_attributes(attributes)}{_tag(instruction.tag)}"
 
 

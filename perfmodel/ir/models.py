@@ -108,7 +108,8 @@ class TransformerSize:
     @property
     def n_parameters(self) -> int:
         """Weights and biases."""
-        h, ffn = self.hidden, 4 * self.hidden
+        h = self.hidden
+        ffn = 4 * self.hidden
         # Norm, joint query-key-value projection with bias, output projection with bias.
         attention = 2 * h + (h + 1) * 3 * h + (h + 1) * h
         dense = (h + 1) * ffn + (ffn + 1) * h

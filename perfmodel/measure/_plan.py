@@ -229,7 +229,8 @@ class _PlannedKernel(NamedTuple):
 
 def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
     """The ops of a grid, each with its state of caches or concurrent collective."""
-    entry, family = f"kernels[{index}]", grid.get("family")
+    entry = f"kernels[{index}]"
+    family = grid.get("family")
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
     # `pass` is a word of Python, so the op's field is called `pass_`.
@@ -332,7 +333,8 @@ def plan_text(plan: Plan) -> str:
     # left out.
     plain_values, tables = {}, {}
     for field_info in fields(plan):
-        name, value = field_info.name, getattr(plan, field_info.name)
+        name = field_info.name
+        value = getattr(plan, field_info.name)
         if value == field_info.default or name in _OPS_OF_PLANS:
             continue
         if is_dataclass(value):
@@ -371,7 +373,8 @@ def _columns(op: Op) -> dict[str, Any]:
     """Fields that tell the op from the default one."""
     columns: dict[str, Any] = {} if isinstance(op, Collective) else {"family": op.family}
     for field_info in fields(op):
-        name, value = field_info.name, getattr(op, field_info.name)
+        name = field_info.name
+        value = getattr(op, field_info.name)
         if value == field_info.default and name not in ("dtype", "pass_"):
             continue
         # Sizes of collectives are whole bytes, which plans state as integers.

@@ -105,7 +105,8 @@ def _collectives_s(plan: Plan, backend: str, call_s: Sequence[float]) -> list[fl
     """Seconds of each collective's row, measured on our own ranks."""
     # Ranks on CPUs are metered by counters of the system, which want long samples.
     rule = plan.collective_rule.resolved_by(MachineMeter(()))
-    seconds, group_ranks = [], 0
+    seconds = []
+    group_ranks = 0
     for point, row_call_s in zip(plan.collective_points, call_s, strict=True):
         row_s = samples_s(rule, row_call_s) + SETUP_S[backend]
         # A new group is started where the number of ranks changes.

@@ -52,16 +52,19 @@ def _work(xp: Any, x: Shape) -> ConvWork:
     moved once each."""
     h_out = xp.floor((x["h_in"] + 2 * x["pad_h"] - x["k_h"]) / x["stride_h"]) + 1.0
     w_out = xp.floor((x["w_in"] + 2 * x["pad_w"] - x["k_w"]) / x["stride_w"]) + 1.0
-    h_out, w_out = xp.maximum(h_out, 1.0), xp.maximum(w_out, 1.0)
+    h_out = xp.maximum(h_out, 1.0)
+    w_out = xp.maximum(w_out, 1.0)
 
     # The implicit product: pixels of the results x channels of the results x what each sees of the
     # image.
     both = 1.0 + x["bwd"]
-    m, n = x["batch"] * h_out * w_out, x["c_out"] / x["groups"]
+    m = x["batch"] * h_out * w_out
+    n = x["c_out"] / x["groups"]
     k = x["c_in"] * x["k_h"] * x["k_w"] / x["groups"]
     flops = 2.0 * m * n * k * x["groups"] * both
     inputs = x["batch"] * x["c_in"] * x["h_in"] * x["w_in"]
-    weights, outputs = x["c_out"] * k, m * x["c_out"]
+    weights = x["c_out"] * k
+    outputs = m * x["c_out"]
     traffic = (inputs + weights + outputs) * x["element_bytes"] * both
     return ConvWork(flops, traffic, h_out, w_out, m, n, k, inputs, weights, outputs)
 
@@ -107,7 +110,8 @@ class Convolution(KernelOp):
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """2-D convolution as the implicit product [n*h_out*w_out, c_in*k_h*k_w] x [.., c_out]."""
-    size, both = x["element_bytes"], 1.0 + x["bwd"]
+    size = x["element_bytes"]
+    both = 1.0 + x["bwd"]
     work = _work(xp, x)
     m, n, k = work.m, work.n, work.k
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)

@@ -54,7 +54,8 @@ def _work(xp: Any, x: Shape) -> GemmWork:
     accumulates.
     """
     m, n, k, size = x["m"], x["n"], x["k"], x["element_bytes"]
-    products, both = x["batch"] * x["groups"], 1.0 + x["bwd"]
+    products = x["batch"] * x["groups"]
+    both = 1.0 + x["bwd"]
     a, b, c = m * k, k * n, m * n
 
     # the result is written and read again in fp32 (8 bytes) where it would have been written once
@@ -115,9 +116,15 @@ class Gemm(KernelOp):
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Physics of `batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both
     gradients."""
-    m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
+    m = x["m"]
+    n = x["n"]
+    k = x["k"]
+    size = x["element_bytes"]
+    both = 1.0 + x["bwd"]
     work = _work(xp, x)
-    flops, products, operands = work.flops, work.products, work.a + work.b
+    flops = work.flops
+    products = work.products
+    operands = work.a + work.b
     area, tiles, waves = tiled(xp, m, n, products, machine.units)
 
     # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower
@@ -211,7 +218,10 @@ def _gradient_products(
     shape: Mapping[str, np.ndarray], kinds: KindColumns
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """dX[m, k] = dY[m, n] W'[n, k]; dW'[n, k] = dY'[n, m] X[m, k]."""
-    m, n, k, same = shape["m"], shape["n"], shape["k"], _same_shape(kinds)
+    m = shape["m"]
+    n = shape["n"]
+    k = shape["k"]
+    same = _same_shape(kinds)
 
     # tables of grouped products state the forward's shape for every pass
     def unless_same(name: str, value: np.ndarray) -> np.ndarray:
@@ -275,7 +285,8 @@ def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
                 (array(*leading, op.m, op.k), array(*leading, op.n, op.k)),
             )
         case "wgrad":
-            a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
+            a = array(*leading, op.k, op.m)
+            b = array(*leading, op.k, op.n)
             if not op.accumulate:
                 return Program(jax.jit(lambda a, b: matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
             # the sum is handed over and returned, so that it is updated in place as a framework
@@ -303,7 +314,8 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
         case "dgrad":  # the output's gradient [m, k] times the weight [k, n]
             return Program(torch.matmul, (make(*leading, op.m, op.k), make(*leading, op.k, op.n)))
         case "wgrad":
-            a, b = make(*leading, op.k, op.m), make(*leading, op.k, op.n)
+            a = make(*leading, op.k, op.m)
+            b = make(*leading, op.k, op.n)
             if not op.accumulate:
                 return Program(lambda a, b: torch.matmul(a.mT, b), (a, b))
             # a product, then an addition to the buffer: two kernels, as torch runs them

@@ -284,7 +284,8 @@ def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, .
 
 
 def _torch_program(op: MemoryBound, make: Tensors) -> Program:
-    torch, f = torch_module(), torch_module().nn.functional
+    torch = torch_module()
+    f = torch_module().nn.functional
 
     def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = x.view(op.rows, -1, _head_size(op)).chunk(2, -1)

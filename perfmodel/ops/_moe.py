@@ -39,7 +39,8 @@ def _work(xp: Any, x: Shape) -> MoEWork:
     inter = x["inter"] / x["moe_tp"]
     local = x["experts"] / x["moe_ep"]
     routed = x["tokens"] * x["topk"] / x["moe_ep"]
-    size, both = x["element_bytes"], 1.0 + x["bwd"]
+    size = x["element_bytes"]
+    both = 1.0 + x["bwd"]
 
     # weights are read of the experts that get any token; a little more than none where hardly any
     # do
@@ -99,7 +100,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Expert feed-forward of one rank: three products (two without a gate) per routed token."""
     work = _work(xp, x)
     inter, local, routed = work.inter, work.local, work.routed
-    size, both = x["element_bytes"], 1.0 + x["bwd"]
+    size = x["element_bytes"]
+    both = 1.0 + x["bwd"]
 
     # Each expert's rows fill tiles of their own: few rows per expert waste most of a tile.
     per_expert = routed / xp.maximum(work.active, 1.0)

@@ -31,8 +31,10 @@ class Numbers:
 
     # NumPy on single numbers takes several times as long as Python does, and every event of a step
     # asks for its work.
-    exp, floor = staticmethod(exp), staticmethod(floor)
-    minimum, maximum = staticmethod(min), staticmethod(max)
+    exp = staticmethod(exp)
+    floor = staticmethod(floor)
+    minimum = staticmethod(min)
+    maximum = staticmethod(max)
 
     @staticmethod
     def where(condition: Any, a: Any, b: Any) -> Any:

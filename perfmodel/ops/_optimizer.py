@@ -156,7 +156,8 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
 def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
     """torch's fused Adam on fp32 tensors; the 16-bit weights are copied after it, which reads the
     fp32 ones again."""
-    torch, passes = torch_module(), MEASURED_ADAM[op.bytes_per_param]
+    torch = torch_module()
+    passes = MEASURED_ADAM[op.bytes_per_param]
     weights = [torch.nn.Parameter(make(n)) for n in _sizes(op)]
     for weight in weights:
         weight.grad = make(weight.numel())

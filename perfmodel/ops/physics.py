@@ -120,7 +120,9 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
     # Every tile is tried, as libraries choose among kernels by shape: large tiles have the higher
     # rate, small ones leave fewer multiprocessors idle in the last wave. The regressor sees all of
     # them, as the choice may be another.
-    best, features, waves_128 = None, [], None
+    best = None
+    features = []
+    waves_128 = None
     for rows, columns, rate in _TILES:
         tiles = products * xp.ceil(m / rows) * xp.ceil(n / columns)
         waves = tiles / units

@@ -206,7 +206,8 @@ def compare_problems(
                 key,
                 [problem.cluster.name for problem in problems],
             )
-    plans, impossible = [], {}
+    plans = []
+    impossible = {}
     for done, problem in enumerate(problems):
         cluster = problem.cluster
         if progress:
@@ -273,7 +274,8 @@ def _recommended(
 def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
     """Sort key: the requested figure (infinite if unknown), then the time for the same work."""
     # Failures cost time too, so that a cluster is as fast as the tokens that it keeps.
-    run, slowness = plan.run, 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
+    run = plan.run
+    slowness = 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
     known = {
         "cost": run.usd_per_million_tokens,
         "time": slowness,

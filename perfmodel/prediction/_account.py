@@ -134,7 +134,8 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
         step_s: the step time.
     """
     batch = programs[0].shares[0].batch
-    layout, spec = batch.layouts[0], batch.spec
+    layout = batch.layouts[0]
+    spec = batch.spec
     on_kinds = problem.kinds or (problem,)
 
     # Stragglers, and what runs showed beyond all parameters, lengthen every part of the step alike.
@@ -261,7 +262,8 @@ class _ClassSeconds(NamedTuple):
         optimizer = kind == Kind.OPTIMIZER
         parts_s = waits_s = overhead_s = alone_s = np.zeros(())
         for share in step_program.shares:
-            problem, events = share.problem, share.events[0]
+            problem = share.problem
+            events = share.events[0]
             factor = prod(step_factors(problem, share.batch.layouts[0]))
             parts_s = parts_s + _of_passes(share, _phase_parts) * factor
             waits_s = waits_s + share.copy_waits_s[0] * factor

@@ -117,10 +117,8 @@ def _times_of(problem: StepProblem, timed: _Timed, table: PriceTable) -> BlockTi
         pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
         share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
         if (share != 1.0).any():
-            blocks, times = (
-                blocks.casting(share, problem.job),
-                times.scaled(np.where(cast, share, 1.0)),
-            )
+            blocks = blocks.casting(share, problem.job)
+            times = times.scaled(np.where(cast, share, 1.0))
 
     # With the times of all events known, the phases follow.
     phases = time_phases(
@@ -153,7 +151,8 @@ def _shares_that_pay(
         cast: which events are casts.
         events_of: the events of some blocks as arrays.
     """
-    framework, trains = problem.adjusted_framework, problem.job.mode == "train"
+    framework = problem.adjusted_framework
+    trains = problem.job.mode == "train"
     none_cast = events_of(blocks.casting(np.zeros(len(cast)), problem.job))
     all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
 
@@ -163,10 +162,8 @@ def _shares_that_pay(
         # The host's time for a phase is linear in the share.
         by_host = {}
         for name in ("launches", "issued", "beyond_operators_s"):
-            without, additional = (
-                getattr(none_cast, name),
-                getattr(all_cast, name) - getattr(none_cast, name),
-            )
+            without = getattr(none_cast, name)
+            additional = getattr(all_cast, name) - getattr(none_cast, name)
             by_host[name] = without + share[:, None] * additional
         counts = blocks.counts * np.where(cast, share[:, None, None], 1.0)
         events = none_cast._replace(counts=counts, **by_host)
@@ -182,12 +179,14 @@ def _shares_that_pay(
     # communication that hid behind it could cost the gain of another. The time of a phase is convex
     # in the share, and no more than in 16 bits without any cast. So the shares that pay are all
     # those up to the largest, which is found by halving.
-    low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
+    low = np.zeros(len(blocks.blocks))
+    high = np.ones(len(blocks.blocks))
     most_s = phases_s(low, wide) * (1 + 1e-9)
     share = high
     for _ in range(1 + _HALVINGS):
         gains = (phases_s(share, times) <= most_s).all(axis=1)
-        low, high = np.where(gains, share, low), np.where(gains, high, share)
+        low = np.where(gains, share, low)
+        high = np.where(gains, high, share)
         if (low == high).all():
             break
         share = (low + high) / 2

@@ -263,7 +263,8 @@ def event_entries(
     structure: Structure, events: CommunicationEvents
 ) -> tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
     """Class and event of every occurrence of an event in a class."""
-    classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    classes = [np.zeros(0, np.int64)]
+    numbers = [np.zeros(0, np.int64)]
     for table in events.tables:
         of_kind = np.flatnonzero(
             (structure.class_kind == table.kind) & (structure.class_span == table.span)
@@ -283,7 +284,8 @@ def event_entries(
         holders = np.concatenate([of_segment, np.repeat(of_stage, stage_events.shape[1])])
         classes.append(np.repeat(holders, times))
         numbers.append(np.repeat(np.concatenate([segment_events, stage_events.reshape(-1)]), times))
-    class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
+    class_index = np.concatenate(classes)
+    op_index = np.concatenate(numbers)
     real = op_index != NO_EVENT
     return class_index[real], op_index[real]
 
@@ -292,7 +294,8 @@ def summed(
     index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n: int
 ) -> Float[Any, "*lanes {n}"]:
     """Sums of the values of equal index."""
-    xp, shape = values.__array_namespace__(), (*values.shape[:-1], n)
+    xp = values.__array_namespace__()
+    shape = (*values.shape[:-1], n)
     if xp is not np:
         return xp.zeros(shape, values.dtype).at[..., index].add(values)
     # `np.add.at` takes three times as long as counting with weights.
@@ -416,18 +419,21 @@ def hops(
     # On several kinds of nodes ranks are numbered on their own kind.
     pipeline_rank = rank_of_stage(spec)
     if layout.kinds is None:
-        kind_of_rank, number_on_kind = np.zeros(layout.pp, int), np.arange(layout.pp)
+        kind_of_rank = np.zeros(layout.pp, int)
+        number_on_kind = np.arange(layout.pp)
     else:
         kinds = np.unique(layout.kinds, return_inverse=True)[1]
         numbers = [(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())]
-        kind_of_rank, number_on_kind = kinds, np.array(numbers)
+        kind_of_rank = kinds
+        number_on_kind = np.array(numbers)
     kind = kind_of_rank[pipeline_rank]
     rank = number_on_kind[pipeline_rank] * rank_strides(layout)["pp"]
 
     # In both directions the output of the earlier stage's last block goes over the wire, or its
     # gradient.
     last_block = counts.shape[2] - 1 - (counts.sum(axis=1)[:, ::-1] > 0).argmax(axis=1)
-    earlier, later = slice(None, -1), slice(1, None)
+    earlier = slice(None, -1)
+    later = slice(1, None)
     block = np.zeros((2, spec.n_stages), int)
     tier = np.zeros((2, spec.n_stages), int)
     exists = np.zeros((2, spec.n_stages), bool)

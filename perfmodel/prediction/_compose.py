@@ -103,7 +103,8 @@ class LayoutBatch:
     @cached_property
     def bytes(self) -> BlockBytes:
         """Parameters and memory of the layouts' blocks."""
-        setting, pipelined = self.program.setting, self.layouts[0].pp > 1
+        setting = self.program.setting
+        pipelined = self.layouts[0].pp > 1
         return BlockBytes.of(
             self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework
         )
@@ -133,7 +134,8 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
         lanes_of[terms[lane].program, layout.kinds].append(lane)
     batches = []
     for (program, _), lanes in lanes_of.items():
-        batch_layouts, batch_terms = [layouts[i] for i in lanes], [terms[i] for i in lanes]
+        batch_layouts = [layouts[i] for i in lanes]
+        batch_terms = [terms[i] for i in lanes]
         batches.append(LayoutBatch(program, tuple(lanes), tuple(batch_layouts), tuple(batch_terms)))
     return batches
 

@@ -60,7 +60,9 @@ def _over_kinds(shares: Sequence[NodeKindShare]) -> Float[np.ndarray, "lanes cla
 
 def _on_kind(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes, 0 for those on others."""
-    problem, batch, program = share.problem, share.batch, share.batch.program
+    problem = share.problem
+    batch = share.batch
+    program = share.batch.program
     between_blocks_s = np.stack([events.durations_s for events in share.events])
 
     # Passes that are alike are computed once.
@@ -118,8 +120,10 @@ def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     input of a scheduler."""
     # A schedule that splits backward has all three kinds of passes.
     (batch,) = layout_batches(problem, [layout.replace(schedule="zb-h1", vpp=1)])
-    structure, durations_s = prepared(batch.spec).structure, durations(problem, batch)[0]
-    counts, block_s = batch.program.counts.sum(axis=1), pass_s(problem, batch)
+    structure = prepared(batch.spec).structure
+    durations_s = durations(problem, batch)[0]
+    counts = batch.program.counts.sum(axis=1)
+    block_s = pass_s(problem, batch)
     forward_s = (block_s[Kind.FORWARD] @ counts.T)[0]
     backward_input_s = (block_s[Kind.BACKWARD_INPUT] @ counts.T)[0]
     backward_weight_s = (block_s[Kind.BACKWARD_WEIGHT] @ counts.T)[0]

@@ -144,7 +144,8 @@ def step_gradients(
     programs: Sequence[TimedProgram],
 ) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
     """Step time, and the gradient of each program's makespan with respect to class durations."""
-    step_s, gradients = 0.0, []
+    step_s = 0.0
+    gradients = []
     for program, durations_s, weight in programs:
         span, gradient = makespan_and_grad(program.compiled, durations_s)
         step_s += weight * float(span)
@@ -243,7 +244,8 @@ def derivatives_towards(
     increased by `step`."""
     programs_of_layouts = step_programs(problem, layouts)
     moved_programs = [step_programs(moved_problem, layouts) for moved_problem in moved]
-    step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
+    step_s = np.zeros(len(layouts))
+    by_parameter = np.zeros((len(layouts), len(moved)))
     durations_s, durations_by_parameter = [], []
     for lane, programs in enumerate(programs_of_layouts):
         step_s[lane], gradients = step_gradients(programs)

@@ -85,7 +85,8 @@ class CriticalPath:
         between_blocks = share.events[0]
         in_blocks = share.only(gradient)
         problem, batch = share.problem, share.batch
-        overlap, loss = batch.program.overlap, overlap_loss(problem)
+        overlap = batch.program.overlap
+        loss = overlap_loss(problem)
         between_s = between_blocks.durations_s + share.host_state_s[0]
         unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
         passes = overlap.slowed[overlap.place]
@@ -300,7 +301,8 @@ def _pass_parts_on(
     share: NodeKindShare, durations_s: Float[np.ndarray, " classes"]
 ) -> dict[int, tuple[PassPart, ...]]:
     """`pass_parts` of the classes on one kind of nodes."""
-    layout, passes = share.batch.layouts[0], share.batch.program.passes
+    layout = share.batch.layouts[0]
+    passes = share.batch.program.passes
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
     for times, paired, runs_of_kinds in share.passes:
         exposed = times.exposed_share(paired)

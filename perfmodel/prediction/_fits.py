@@ -99,7 +99,8 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
         LayoutError: the model does not divide as the layout asks.
     """
     (batch,) = layout_batches(problem, [layout])
-    blocks, spec = batch.tables[0], batch.spec
+    blocks = batch.tables[0]
+    spec = batch.spec
 
     # Parameters of whole blocks. Those that every tensor-parallel rank holds (norms) count once,
     # which the shards do not tell, unless the model is cut into the same blocks without sharding.
@@ -133,7 +134,8 @@ def peak_memory(
     problem: StepProblem, layouts: Sequence[Layout]
 ) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
     """Peak bytes of each layout, and their largest category."""
-    peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
+    peak = np.zeros(len(layouts))
+    largest = [""] * len(layouts)
     for batch in layout_batches(problem, layouts):
         memory = bundle_memory(problem, batch)
         peak[list(batch.lanes)] = memory.peak
@@ -179,7 +181,8 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
     Args:
         live: activations and weights that the batch's program keeps alive (`program_live`).
     """
-    layout, stages = batch.layouts[0], stage_memory(problem, batch, live)
+    layout = batch.layouts[0]
+    stages = stage_memory(problem, batch, live)
 
     # With different devices, the rank that fills the largest share of its device decides.
     usable = usable_of_ranks(problem, layout)

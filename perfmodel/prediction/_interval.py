@@ -198,7 +198,8 @@ def joint_of(
         points: coordinates of the layouts.
     """
     is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
-    of_site, of_layouts = shared[:, is_of_site], shared[:, ~is_of_site]
+    of_site = shared[:, is_of_site]
+    of_layouts = shared[:, ~is_of_site]
     scales, layout_kernel = site_prior.scales, site_prior.layout_kernel
     within = of_layouts @ of_layouts.T + layout_kernel.shared(points, points)
     single = layout_kernel.alone(points, points) + np.diag(noise_sd**2)

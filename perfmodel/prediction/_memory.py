@@ -95,8 +95,11 @@ def rank_memory(
         setting: job, framework and cluster.
     """
     xp = ranks.stored.__array_namespace__()
-    job, framework, costs = setting.job, setting.framework, setting.framework.memory
-    trains_weights, runs_backward = is_trained(job), job.mode == "train"
+    job = setting.job
+    framework = setting.framework
+    costs = setting.framework.memory
+    trains_weights = is_trained(job)
+    runs_backward = job.mode == "train"
     params = count_params(ranks, blocks, sharding, setting)
 
     # Model states, and the buffers that their gradients are reduced in.
@@ -117,7 +120,8 @@ def rank_memory(
         )
 
     # Activations saved for backward, without those of layers that wait on the host.
-    saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
+    saved_bytes = blocks.saved(ranks.in_flight, ranks.in_flight_full)
+    copying = 0.0
     if costs.autocast or costs.keeps_keys_values:
         checkpoints = blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
         saved_bytes = saved_bytes + checkpoint_share(setting) * checkpoints
@@ -189,7 +193,8 @@ def _gradient_bytes(
     ends. Those that are added up before they are sharded have the type that they are reduced in.
     """
     xp = params.updated.unsharded.__array_namespace__()
-    kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
+    kept_bytes = kept_gradient_bytes(job)
+    added_up_bytes = gradient_dtype_bytes(job)
     whole_bytes = params.updated.unsharded * xp.where(
         sharding.zero >= 2, added_up_bytes, kept_bytes
     )
@@ -339,7 +344,9 @@ def checkpoint_share(setting: Setting) -> float:
     (Transformers 4.31 models/llama/modeling_llama.py, `past_key_values`): two heads' widths of each
     key-value head, in the type of products.
     """
-    model, job, costs = setting.model, setting.job, setting.framework.memory
+    model = setting.model
+    job = setting.job
+    costs = setting.framework.memory
     if not isinstance(model, Transformer) or job.mode != "train":
         return 0.0
     share = 1.0 if costs.autocast and dtype_bytes(job.dtype) < 4 else 0.0

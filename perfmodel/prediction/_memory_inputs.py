@@ -59,7 +59,8 @@ class RankBlocks:
             live: stages of every rank, and micro-batches that it keeps alive.
         """
         micro_batches = live.activations[..., None]
-        on_rank, in_full = counts[live.stage], full[..., live.stage, :]
+        on_rank = counts[live.stage]
+        in_full = full[..., live.stage, :]
         return cls(
             stored=on_rank.sum(axis=-2),
             versions=live.versions.astype(float),
@@ -294,10 +295,8 @@ def count_params(
 ) -> RankParams:
     """Count the parameters of ranks by the states that are kept for them."""
     xp = ranks.stored.__array_namespace__()
-    dense, expert = (
-        sum_over_blocks(ranks.stored, blocks.dense),
-        sum_over_blocks(ranks.stored, blocks.expert),
-    )
+    dense = sum_over_blocks(ranks.stored, blocks.dense)
+    expert = sum_over_blocks(ranks.stored, blocks.expert)
     copied = 0.0
     if blocks.shared.any():
         copied = copied_params(ranks.stored, blocks.shared, blocks.shares_with)

@@ -90,7 +90,8 @@ class NodeKindShare:
     @cached_property
     def passes(self) -> list["VariantPasses"]:
         """Passes of the first layout, by variant."""
-        layout, passes = self.batch.layouts[0], self.batch.program.passes
+        layout = self.batch.layouts[0]
+        passes = self.batch.program.passes
         slices = self.batch.spec.scheduler.slices
         by_variant = []
         for variant, classes_of_kind in passes.of_variant.items():
@@ -132,7 +133,8 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     """Divide a batch's program by kind of nodes; a single entry if all nodes are of one kind."""
     if not problem.kinds:
         return [NodeKindShare(problem, batch, event_classes(problem, batch))]
-    structure, spec = prepared(batch.spec).structure, batch.spec
+    structure = prepared(batch.spec).structure
+    spec = batch.spec
     kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
     kind_of_stage = kind_of_rank[rank_of_stage(spec)]
     kind_of_class = kind_of_stage[structure.class_stage]
@@ -202,7 +204,8 @@ def _assign_to_kinds(
     crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
     for entry in np.flatnonzero(kind_of_class[entries] != kind_of_peer[entries]).tolist():
         event_class = int(entries[entry])
-        sender, receiver = int(kind_of_class[event_class]), int(kind_of_peer[event_class])
+        sender = int(kind_of_class[event_class])
+        receiver = int(kind_of_peer[event_class])
         op = events[sender].ops[events[sender].op_index[entry]]
         if isinstance(op, Collective) and (
             op.collective == "send_recv" or exchanges_all[event_class]

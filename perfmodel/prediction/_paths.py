@@ -67,7 +67,8 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     sends = np.zeros((shape[0], 2, s.n_stages))
 
     # The rank's own passes.
-    first, last = s.offsets[:-1], s.offsets[1:] - 1
+    first = s.offsets[:-1]
+    last = s.offsets[1:] - 1
     leave = _last_input_gradient(s)
     _add_stretches(passes, s, code, np.tile(first, 2), np.concatenate([leave, last]))
 
@@ -130,7 +131,8 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
     code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
     passes, transit = np.zeros((2, shape[0], shape[1] * shape[2], 3))
     sends = np.zeros((shape[0], 2, s.n_stages))
-    first, last = s.offsets[:-1], s.offsets[1:] - 1
+    first = s.offsets[:-1]
+    last = s.offsets[1:] - 1
     _add_stretches(passes, s, code, first, last)
     every_device = np.arange(s.devices)
     _walk(transit, sends, s, code, first, s.dependencies.upstream, every_device)

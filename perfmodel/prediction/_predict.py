@@ -227,7 +227,8 @@ def _time_account(
         waits: the waits.
         busy_fraction: share of the step in which devices compute or generate.
     """
-    breakdown_s, critical_path = dict(account.breakdown_s), path.events()
+    breakdown_s = dict(account.breakdown_s)
+    critical_path = path.events()
     if waits.input_s is not None:
         breakdown_s["waiting_for_input"] = waits.input_s
     if waits.input_s:

@@ -190,11 +190,13 @@ def step_problem(
     Raises:
         CalibrationError: `calibration` holds unreadable weights or parameters of runs.
     """
-    session, site = current_session(), site or Site()
+    session = current_session()
+    site = site or Site()
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
 
     def compute() -> StepProblem:
-        kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
+        kernels = KernelModel.of(weights)
+        collectives = CollectiveModel.of(weights)
         measured_cluster, measured_site, adjustment = cluster, site, None
 
         # Facts that the user's own calibration has about the device: its runs, its clock under

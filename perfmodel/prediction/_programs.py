@@ -94,7 +94,8 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     # Where no flush separates steps, two streams are evaluated, and their difference is the step
     # (`weighted_programs`). The longer one holds twice the steps after which the pipeline runs
     # steadily.
-    micro_batches, steps = job.num_microbatches(layout), 1
+    micro_batches = job.num_microbatches(layout)
+    steps = 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
     tied_embeddings = isinstance(setting.model, Transformer) and setting.model.head.tied_embeddings

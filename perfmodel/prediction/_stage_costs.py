@@ -116,7 +116,8 @@ def _possible(layout_batch: LayoutBatch) -> np.ndarray:
     or head), the first starts the model and the last ends it."""
     before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
     cuts = len(cumulative)
-    start, end = np.arange(cuts)[:, None], np.arange(cuts)
+    start = np.arange(cuts)[:, None]
+    end = np.arange(cuts)
     possible = np.repeat((start < end)[None], layout_batch.spec.stages, axis=0)
     possible[0] |= (start == end) & before.any()
     possible[-1] |= (start == end) & after.any()
@@ -142,7 +143,8 @@ def _full_layers(
         0.0,
         np.cumsum(np.diff(cumulative, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]),
     )
-    start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
+    start = np.arange(len(freed))[:, None]
+    end = np.arange(len(freed))
 
     # Start from all layers recomputed, and let the last ones of the stage keep what memory has room
     # for.
@@ -157,15 +159,19 @@ def _full_layers(
 def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfStages:
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the
     layout says."""
-    table, spec = layout_batch.tables[0], layout_batch.spec
+    table = layout_batch.tables[0]
+    spec = layout_batch.spec
     before, cumulative, after = by_layer(table.pairs)
     # Where the segments of a stage of n layers begin and end.
     bounds = np.cumsum(
         [np.append(0, segment_sizes(n, spec.segments)) for n in range(len(cumulative))], axis=1
     )
-    live, blocks = program_live(problem.setting, spec), layout_batch.bytes
+    live = program_live(problem.setting, spec)
+    blocks = layout_batch.bytes
     peak_bytes = np.full((spec.stages, len(cumulative), len(cumulative)), np.inf)
-    start, end, memory = np.zeros(0, int), np.zeros(0, int), None
+    start = np.zeros(0, int)
+    end = np.zeros(0, int)
+    memory = None
     for stage, possible in enumerate(_possible(layout_batch)):
         # Inner stages may hold the same blocks and only keep other numbers of micro-batches alive.
         if memory is None or stage in (1, spec.stages - 1):
@@ -202,7 +208,9 @@ def _sends_s(
     problem: StepProblem, layout_batch: LayoutBatch, link: StepProblem | None
 ) -> Float[np.ndarray, "stages cuts"]:
     """Seconds of the transfers of both directions, by the block that a stage ends with."""
-    spec, layout, table = layout_batch.spec, layout_batch.layouts[0], layout_batch.tables[0]
+    spec = layout_batch.spec
+    layout = layout_batch.layouts[0]
+    table = layout_batch.tables[0]
     before, cumulative, _ = by_layer(table.pairs)
     sends_s = np.zeros((spec.stages, len(cumulative)))
     if spec.stages == 1:

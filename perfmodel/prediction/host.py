@@ -152,10 +152,8 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     if layout.offload_states == "none":
         return HostSeconds(0.0, 0.0, 0.0)
     rate = host_bandwidth(setting.cluster.device)
-    weight_s, gradient_s = (
-        stored_dtype_bytes(setting.job) / rate,
-        dtype_bytes(setting.job.gradients.grad_dtype) / rate,
-    )
+    weight_s = stored_dtype_bytes(setting.job) / rate
+    gradient_s = dtype_bytes(setting.job.gradients.grad_dtype) / rate
     weights_on_host = layout.offload_states == "weights"
     if not is_trained(setting.job):
         return HostSeconds(weight_s * weights_on_host, 0.0, 0.0)
@@ -212,7 +210,8 @@ def _partition_copies(
     in a reduction: one part per parameter and rank of its sharding group."""
     # Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on
     # every rank (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
-    gathered, reduced = np.zeros(len(blocks.blocks)), np.zeros(len(blocks.blocks))
+    gathered = np.zeros(len(blocks.blocks))
+    reduced = np.zeros(len(blocks.blocks))
     if layout.zero != 3:
         return gathered, reduced
     for group in STATES:

@@ -156,7 +156,8 @@ def copy_waits_s(
     if not any(offloads_layers(problem, layout) for layout in layout_batch.layouts):
         return waits_s
     # A copy hides behind the passes of the layers in its window; the rest of it is waited for.
-    seconds_of_pass, kept_bytes = pass_s(problem, layout_batch), layout_batch.bytes.kept_bytes
+    seconds_of_pass = pass_s(problem, layout_batch)
+    kept_bytes = layout_batch.bytes.kept_bytes
     for lane, (layout, terms) in enumerate(
         zip(layout_batch.layouts, layout_batch.composed, strict=True)
     ):

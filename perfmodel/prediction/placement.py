@@ -37,7 +37,8 @@ class Axis(NamedTuple):
 def rank_strides(layout: Layout) -> dict[str, int]:
     """Distance in ranks between neighbours of each dimension of the layout (Megatron-LM's
     `RankGenerator`)."""
-    strides, stride = {}, 1
+    strides = {}
+    stride = 1
     for name in layout.order.split("-"):
         if name in DEVICE_KEYS:
             strides[name] = stride
@@ -80,7 +81,8 @@ class Network(NamedTuple):
             # Tokens go once to every node that they are routed to, and from there once to every
             # rank of it. The collective keeps on a rank, or in a node, the share of its bytes that
             # belongs there.
-            to_ranks, nodes = n_bytes * choice.reached(self.ranks), self.ranks / self.ranks_per_node
+            to_ranks = n_bytes * choice.reached(self.ranks)
+            nodes = self.ranks / self.ranks_per_node
             relayed_bytes = to_ranks if nodes > 1 else 0.0
             n_bytes = n_bytes * choice.reached(ceil(nodes)) if nodes > 1 else to_ranks
         return Collective(

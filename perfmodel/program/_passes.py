@@ -70,7 +70,8 @@ def _between_others(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     There every backward has a forward of another micro-batch behind it; passes that fill the
     pipeline, and those that drain it, have none.
     """
-    index, device = np.arange(schedule.n_instructions), schedule.device
+    index = np.arange(schedule.n_instructions)
+    device = schedule.device
     is_forward = schedule.phase == Phase.FORWARD
     first_backward = np.full(schedule.devices, schedule.n_instructions)
     last_forward = np.full(schedule.devices, -1)

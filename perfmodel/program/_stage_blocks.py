@@ -48,7 +48,8 @@ def stage_blocks(
     if partition is None:
         per_stage = even_split(len(layers), stages)
     else:
-        has_embedding, has_head = bool(first > 0), bool(last < len(order) - 1)
+        has_embedding = bool(first > 0)
+        has_head = bool(last < len(order) - 1)
         per_stage = _checked(
             partition, len(layers), stages, has_embedding=has_embedding, has_head=has_head
         )

@@ -58,7 +58,8 @@ def natural_slots(workers: int, micro_batches: int) -> int:
     `version_difference`, while b <= v N / (W - v). No more than 2 N is needed, which is how long a
     backward really takes.
     """
-    difference, longest = version_difference(workers, micro_batches), 2 * micro_batches
+    difference = version_difference(workers, micro_batches)
+    longest = 2 * micro_batches
     if workers <= difference:
         return longest
     return min(longest, difference * micro_batches // (workers - difference))
@@ -186,7 +187,8 @@ def _used_versions(schedule: Schedule, policy: WeightPolicy) -> Int[np.ndarray, 
     newest = schedule.updates_before
     is_forward = schedule.phase == Phase.FORWARD
     micro_batch, m = schedule.micro_batch, schedule.micro_batches
-    on_first_device, on_last_device = schedule.device == 0, schedule.device == schedule.devices - 1
+    on_first_device = schedule.device == 0
+    on_last_device = schedule.device == schedule.devices - 1
 
     # The newest version on the first stage when a micro-batch enters.
     enters = on_first_device & is_forward

@@ -22,7 +22,8 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
 
     Down pipeline i has stage 0 on device i p / k; up pipeline i maps stages in the opposite order.
     """
-    d, i = np.arange(devices)[:, None], np.arange(chunks) // 2
+    d = np.arange(devices)[:, None]
+    i = np.arange(chunks) // 2
     first_device = i * (2 * devices // chunks)
     down = (d - first_device) % devices
     up = (devices - 1 - d - first_device) % devices

@@ -72,7 +72,8 @@ def _work(schedule: Schedule) -> list[Problem]:
     # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
-    phase, stage = schedule.phase[index].astype(np.int64), schedule.instruction_stage[index]
+    phase = schedule.phase[index].astype(np.int64)
+    stage = schedule.instruction_stage[index]
     work = (phase * n_stages + stage) * m + batch
     count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
 

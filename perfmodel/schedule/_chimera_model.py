@@ -86,7 +86,8 @@ def chimera_model(
 def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> list[int]:
     """Instructions from the last one back to the first; ties go to the device's order."""
     needs = schedule.dependencies
-    instruction, path = int(end.argmax()), []
+    instruction = int(end.argmax())
+    path = []
     while instruction != NEVER:
         path.append(instruction)
 
@@ -107,7 +108,9 @@ def _unoverlapped_s(
     all-reduce after another; only the time after the end of all computation counts.
     """
     on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
-    start_s, end_s, chunk = start[on_device], end[on_device], schedule.chunk[on_device]
+    start_s = start[on_device]
+    end_s = end[on_device]
+    chunk = schedule.chunk[on_device]
     ready = sorted(float(end_s[chunk == c].max()) for c in np.unique(chunk))
 
     # From one stage's gradients to the next, all-reduces get on by the time in which the device is

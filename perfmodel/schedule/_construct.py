@@ -156,7 +156,8 @@ def arrange(
     needs = np.stack([np.append(np.where(need == NEVER, n, need), n) for need in pool.dependencies])
     score = np.append(priority, 0)
     slots = np.ones(n, np.int64) if length is None else length
-    start, end = np.full(n, never), np.full(n + 1, never)
+    start = np.full(n, never)
+    end = np.full(n + 1, never)
     end[n] = 0
 
     # Memory: by how much each instruction changes the number of live micro-batches on its device,
@@ -168,9 +169,11 @@ def arrange(
         most_alive[takes] = limit - change[takes]
 
     # Advance all devices together, from slot to slot.
-    free_from, alive = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    free_from = np.zeros(devices, np.int64)
+    alive = np.zeros(devices, np.int64)
     place = np.zeros((devices, queues), np.int64)
-    every_device, every_queue = np.arange(devices)[:, None], np.arange(queues)
+    every_device = np.arange(devices)[:, None]
+    every_queue = np.arange(queues)
     now = n_done = 0
     while n_done < n:
         # The next instruction of every queue; it is ready if its device is free, its inputs are
@@ -297,7 +300,8 @@ def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
 
     # Each device runs its next instruction if all of its needs ran in earlier slots. A slot in
     # which no device can is the end, or a deadlock.
-    following, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
+    following = schedule.offsets[:-1].copy()
+    end = schedule.offsets[1:]
     now = 0
     while True:
         active = np.flatnonzero(following < end)

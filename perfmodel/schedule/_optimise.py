@@ -82,7 +82,8 @@ def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
     start, end = starts_and_ends(schedule, times)
     if not staggered:
         return float(end.max())
-    first, last = schedule.offsets[:-1], schedule.offsets[1:] - 1
+    first = schedule.offsets[:-1]
+    last = schedule.offsets[1:] - 1
     return float((end[last] - start[first]).max())
 
 
@@ -163,7 +164,8 @@ def _gap(arrived_b: list[float], b: int, arrived_f: list[float], f: int, now: fl
 
 def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool) -> Schedule:
     """Exchange neighbouring instructions of a device as long as that shortens the step."""
-    cost, better = _cost(schedule, times, staggered), True
+    cost = _cost(schedule, times, staggered)
+    better = True
     while better:
         better = False
         for i in range(schedule.n_instructions - 1):

@@ -97,7 +97,8 @@ def _in_order_of_inputs(backward: DeviceSlots, weight: Int[np.ndarray, " passes"
 
 def _back_first(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
     """Weight gradients of a device in the slots of `_weights`, those of the back chunk first."""
-    assigned, inputs = np.empty_like(backward), np.sort(backward, axis=1)
+    assigned = np.empty_like(backward)
+    inputs = np.sort(backward, axis=1)
     n_assigned = [0, 0]
     for slot in np.sort(_weights(forward, backward), axis=None).tolist():
         # Chunks with a weight gradient whose input gradient has run; there is one for each of these

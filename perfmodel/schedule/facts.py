@@ -89,7 +89,8 @@ def starts_and_ends(
     seconds = times.instruction_s(schedule).tolist()
     device = schedule.device.tolist()
     needs = [need.tolist() for need in schedule.waits]
-    start, end = [0.0] * len(device), [0.0] * len(device)
+    start = [0.0] * len(device)
+    end = [0.0] * len(device)
     free_from = [0.0] * schedule.devices
 
     # In the order of slots everything that an instruction waits for comes before it.
@@ -157,7 +158,8 @@ class ChunkTimes:
     def pass_times(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
         # A transfer takes as long as a message, whatever it carries.
-        ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
+        ones = np.ones(schedule.n_stages)
+        part = Fraction(unit, schedule.slices)
         return PassTimes(
             float(self.forward * part) * ones,
             float(self.backward_input * part) * ones,
@@ -287,7 +289,8 @@ def _facts(
     name: str, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int, unit: int = 1
 ) -> ScheduleFacts:
     """Figures of a schedule with times in `unit`-ths of a second."""
-    scheduler, stages = get_schedule(name), schedule.devices
+    scheduler = get_schedule(name)
+    stages = schedule.devices
     makespan = _makespan(schedule, times)
     if not makespan > 0:
         raise PerfModelError(
@@ -351,7 +354,8 @@ def _steady_interval(
         return _makespan(stream, times)
 
     steps = scheduler.steady_steps(schedule.devices, micro_batches)
-    makespan_before, makespan = stream_makespan(steps), stream_makespan(2 * steps)
+    makespan_before = stream_makespan(steps)
+    makespan = stream_makespan(2 * steps)
     while True:
         # `steps` of the stream of `2 * steps` came after the pipeline was full.
         interval = makespan - makespan_before
@@ -360,7 +364,8 @@ def _steady_interval(
         passes = 2 * steps * micro_batches * schedule.devices * chunks
         if 4 * steps > _MOST_STEPS or passes > MOST_PASSES // 2:
             return steps, interval
-        makespan_before, makespan = makespan, stream_makespan(4 * steps)
+        makespan_before = makespan
+        makespan = stream_makespan(4 * steps)
         if isclose(makespan - makespan_before, 2 * interval, rel_tol=1e-12):
             return steps, interval
         steps *= 2

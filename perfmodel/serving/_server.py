@@ -208,7 +208,8 @@ class Server:
         micro = min(self.layout.pp, sequences)
         # The token itself is one of the context's: the cache has the others.
         step = self.step(1, context - 1, -(-sequences // micro))
-        through, bottleneck = step.through, step.slowest * micro
+        through = step.through
+        bottleneck = step.slowest * micro
         return through if through.total_s >= bottleneck.total_s else bottleneck
 
     @property

@@ -203,7 +203,8 @@ def served(server: Server) -> Serving:
     site_prior = Site().site_prior(server.framework, server.cluster.device)
     # Prefill gives the first token, decoding the others. Their context grows by one each; cost is
     # linear in it, so the one halfway stands for the mean.
-    sequences, more = server.sequences, requests.output_tokens - 1
+    sequences = server.sequences
+    more = requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
     # All prompts are read together and nothing comes between the tokens.
     if requests.batching == "static":
@@ -212,10 +213,12 @@ def served(server: Server) -> Serving:
     else:
         # In a steady state every request that is served sees each other one's prompt once: before
         # its own (which delays the first token) or between its tokens.
-        alone, other_costs = server.prefill(1), server.prompts_of_others()
+        alone = server.prefill(1)
+        other_costs = server.prompts_of_others()
         whole_s = (alone + decode * more + other_costs).total_s
         waited = _waiting_share(other_costs.total_s, whole_s, sequences)
-        ttft, between = alone + other_costs * waited, other_costs * (1.0 - waited)
+        ttft = alone + other_costs * waited
+        between = other_costs * (1.0 - waited)
     # Little's law: `batch` requests in flight, each of which takes `request_s`.
     request_s = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
@@ -281,7 +284,8 @@ def largest(server: Server, limits: ServingOptions) -> Serving:
         raise PerfModelError(f"serve: {server.model.name} on {server.layout.label}: {reason}")
     # The first try is all that fit: without a limit that binds it is the answer, and no bisection
     # is needed.
-    low, high = 1, max(1, smallest_batch.memory.most_requests // step)
+    low = 1
+    high = max(1, smallest_batch.memory.most_requests // step)
     best, tried = smallest_batch, high
     while low < high:
         tried_batch = served_with(server, tried * step)

@@ -427,7 +427,8 @@ class Cluster:
             running: devices that take part in the program at all, if fewer than a node has.
         """
         # How many ranks of the group each node has.
-        group, node = list(ranks), self.devices_per_node
+        group = list(ranks)
+        node = self.devices_per_node
         nodes = Counter(rank // node for rank in group)
         ranks_of_group_in_node = max(nodes.values())
 

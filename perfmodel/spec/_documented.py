@@ -22,7 +22,8 @@ def documented(kind: type) -> MappingProxyType[str, str]:
     record = next(
         node for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)
     )
-    sentences, field = {}, ""
+    sentences = {}
+    field = ""
     for statement in record.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             field = statement.target.id

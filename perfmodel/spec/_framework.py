@@ -207,7 +207,8 @@ class Framework(Stated, Sectioned):
                 defaults["zero"] = max(can.zero_stages_in_pipelines)
             if can.schedules and Layout.schedule not in can.schedules:
                 defaults["schedule"] = can.schedules[0]
-        cp, ep = stated.get("cp", 1), stated.get("ep", 1)
+        cp = stated.get("cp", 1)
+        ep = stated.get("ep", 1)
         if cp > 1 or ep > 1:
             defaults |= self.degree_defaults(cp, ep)
         # A number of layers says itself what is recomputed.

@@ -123,7 +123,8 @@ class UNet(Stated):
     @cached_property
     def parts(self) -> tuple[UNetPart, ...]:
         """All parts in execution order, from the first convolution to the last."""
-        size, c = self.latent_size, self.channels[0]
+        size = self.latent_size
+        c = self.channels[0]
         parts = [UNetPart("conv_in", "convolution", self.latent_channels, c, size, 0, True)]
         last = len(self.channels) - 1
 

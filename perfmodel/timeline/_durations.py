@@ -125,7 +125,8 @@ class TraceCount:
 @contextmanager
 def count_traces() -> Iterator[TraceCount]:
     """Count how often JAX traces and lowers a function (of any library) inside the block."""
-    count, active = TraceCount(), True
+    count = TraceCount()
+    active = True
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del duration_secs, kwargs

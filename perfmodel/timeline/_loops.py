@@ -131,7 +131,8 @@ def run_item(
     The end of an op is written to its slot at the start of the next step, so that one fusion reads
     all of its operands.
     """
-    first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
+    first_op = unsigned(items.first_op[i])
+    first_class = unsigned(items.first_class[i])
 
     def op(k: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         # First the end of the op before, still on its way to its slot.
@@ -177,10 +178,12 @@ def tile_of_lanes(
         # Then this bundle's ops, side by side, over all lanes.
         columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
         source_a, source_b, duration, *lags = columns
-        a, b = gather(slots, source_a), gather(slots, source_b)
+        a = gather(slots, source_a)
+        b = gather(slots, source_b)
         if tables.has_lags:
             lag_a, lag_b = lags
-            a, b = a + gather(durations, lag_a), b + gather(durations, lag_b)
+            a = a + gather(durations, lag_a)
+            b = b + gather(durations, lag_b)
         end = jnp.where(b > a, b, a) + gather(durations, duration)
         return slots, lax.dynamic_update_slice(ends, end, (1, 0))
 
@@ -230,7 +233,8 @@ def _released(
     first_class: UInt[Array, ""],
 ) -> tuple[Float[Array, "*lanes"], Float[Array, "*lanes"]]:
     """Times at which the two predecessors release the op of this row."""
-    a, b = read(slots, row[SOURCE_A]), read(slots, row[SOURCE_B])
+    a = read(slots, row[SOURCE_A])
+    b = read(slots, row[SOURCE_B])
     if tables.width > LAG_A:
         a = a + read(durations, first_class + row[LAG_A])
     if tables.width > LAG_B:
@@ -275,7 +279,8 @@ def counts_of_one_lane(
     def released_by_second(
         position: UInt[Array, ""], first_pred: UInt[Array, ""], second_pred: UInt[Array, ""]
     ) -> Array:
-        a, b = read(ends, first_pred), read(ends, second_pred)
+        a = read(ends, first_pred)
+        b = read(ends, second_pred)
         if tables.has_lags:
             a = a + read(durations, entry(tables, position, LAG_A))
             b = b + read(durations, entry(tables, position, LAG_B))
@@ -304,7 +309,8 @@ def row_of_counts(
         # The next item overwrites these decisions.
         spans, counts, decisions, slots = state
         span, decisions, slots = run_item(tables, items, i, durations, decisions, slots)
-        first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
+        first_op = unsigned(items.first_op[i])
+        first_class = unsigned(items.first_class[i])
 
         # Backward: lanes have critical paths of their own, so each is walked alone.
         def lane(j: Array, counts: Array) -> Array:
@@ -348,7 +354,8 @@ def _walk(
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         # The op itself is on the path.
-        position, counts = unsigned(state[0]), state[1]
+        position = unsigned(state[0])
+        counts = state[1]
         counts = add_one(counts, entry(tables, first_op + position, DURATION))
 
         # The predecessor that released it is the next op on the path. A missing one (-1) is looked

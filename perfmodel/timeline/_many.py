@@ -199,7 +199,8 @@ def _by_program(
 ) -> list[Float[Durations, " lanes"]]:
     """Makespans of each program's lanes, without those of padding."""
     flat = spans.reshape(-1)
-    spans_of_programs, first = [], 0
+    spans_of_programs = []
+    first = 0
     for n_lanes in lanes:
         spans_of_programs.append(flat[first : first + n_lanes])
         n_rows = rows_needed(n_lanes)

@@ -71,11 +71,13 @@ def memory(
             memory.
     """
     structure = timeline.structure
-    class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
+    class_bytes = np.asarray(class_bytes, float)
+    static_bytes = np.asarray(static_bytes, float)
     _check(structure, class_bytes, static_bytes)
 
     # Every change on every device: frees at the ends of ops, then allocations at their starts.
-    frees, allocates = np.flatnonzero(structure.free), np.flatnonzero(structure.alloc)
+    frees = np.flatnonzero(structure.free)
+    allocates = np.flatnonzero(structure.alloc)
     time_s = np.concatenate([timeline.end_s[frees], timeline.start_s[allocates]])
     span = structure.class_span[structure.duration]
     freed_bytes = class_bytes[structure.free[frees]] * span[frees]

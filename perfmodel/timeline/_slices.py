@@ -59,7 +59,9 @@ class Slices:
             [self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical]
         )
         order = np.lexsort((self.start_s, *tags))
-        tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
+        tags = tags[:, order]
+        start_s = self.start_s[order]
+        end_s = self.end_s[order]
 
         # A run of joined slices begins where there is a gap or where a tag changes. A gap is longer
         # than the rounding error between an end and the next start.

@@ -135,7 +135,8 @@ def load_structure(key: str) -> CompiledStructure | None:
 
 def _read_arrays(entries: list, body: memoryview) -> dict[str, np.ndarray]:
     """Read consecutive arrays from the file, in the types that they had in memory."""
-    arrays, offset = {}, 0
+    arrays = {}
+    offset = 0
     for name, shape, stored, dtype in entries:
         count = int(np.prod(shape))
         narrow = np.frombuffer(body, stored, count, offset)
@@ -154,7 +155,8 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     """The array in the narrowest integers that hold its values; unchanged if it is empty."""
     if array.dtype.kind not in _NARROW or array.size == 0:
         return array
-    low, high = int(array.min()), int(array.max())
+    low = int(array.min())
+    high = int(array.max())
     for dtype in _NARROW[array.dtype.kind]:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return array.astype(dtype)

@@ -164,9 +164,11 @@ def join(
     # 32 bits are a sixth faster to run than 16 bits, which take half the time to join: the former
     # for a program that runs alone and often, the latter for a batch.
     if with_pred and len(structures) == 1:
-        padded, dtype = bucket(n_ops, SMALLEST_OPS), np.uint32
+        padded = bucket(n_ops, SMALLEST_OPS)
+        dtype = np.uint32
     else:
-        padded, dtype = bucket(n_ops, SMALLEST_JOINED_OPS), np.result_type(*programs)
+        padded = bucket(n_ops, SMALLEST_JOINED_OPS)
+        dtype = np.result_type(*programs)
 
     # A program with fewer columns than the widest gets lags of class 0, which is the constant 0.
     width = max(program.shape[1] for program in programs)

@@ -65,7 +65,8 @@ class Timeline:
         released_by = np.where(second_released_s > first_released_s, second_pred, first_pred)
 
         # From the end of the step back to an op that waits for nothing.
-        op, path = self.structure.n_ops - 1, []
+        op = self.structure.n_ops - 1
+        path = []
         while op >= 0:
             path.append(op)
             op = int(released_by[op])
@@ -108,7 +109,8 @@ class Timeline:
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to
                 be drawn in passes that are wide enough.
         """
-        drawn, devices = slices(self), self.structure.devices
+        drawn = slices(self)
+        devices = self.structure.devices
         inside = inside or {}
 
         # A slice refers to its entry of `inside` by position, so that the page holds each entry

@@ -27,7 +27,8 @@ def errors(
     # Takes long to import, and predictions import this module.
     from scipy.stats import rankdata
 
-    y, p = np.asarray(measured, float), np.asarray(predicted, float)
+    y = np.asarray(measured, float)
+    p = np.asarray(predicted, float)
     n = len(y)
     if n == 0:
         names = (
@@ -44,7 +45,8 @@ def errors(
     ape = np.abs(relative)
     coverage = width = None
     if lo is not None and hi is not None:
-        lower, upper = np.asarray(lo, float), np.asarray(hi, float)
+        lower = np.asarray(lo, float)
+        upper = np.asarray(hi, float)
         # A collective of one rank takes no time, and has no relative width.
         takes_time = lower > 0
         coverage = float(((lower <= y) & (y <= upper)).mean())
@@ -52,7 +54,8 @@ def errors(
             float(np.median(upper[takes_time] / lower[takes_time])) if takes_time.any() else None
         )
     # The rank correlation has no meaning for two values, nor where all values are the same.
-    ranks_y, ranks_p = rankdata(y), rankdata(p)
+    ranks_y = rankdata(y)
+    ranks_p = rankdata(p)
     varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
     return {
         "n": n,

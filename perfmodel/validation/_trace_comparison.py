@@ -205,7 +205,8 @@ def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: i
     micro_batch = np.full(len(ops), -1)
     if "micro_batch" in matched_by or matched_by == "name":
         micro_batch = predicted.micro_batch[ops]
-    all_predicted_s, all_measured_s = np.zeros((0, 2)), np.zeros((len(steps), 0, 2))
+    all_predicted_s = np.zeros((0, 2))
+    all_measured_s = np.zeros((len(steps), 0, 2))
     if rows:
         all_predicted_s = np.concatenate(predicted_s)
         all_measured_s = np.concatenate(measured_s, axis=1)

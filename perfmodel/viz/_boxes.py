@@ -208,7 +208,8 @@ def _handovers(boxes: Boxes) -> list[list[tuple[float, float]]]:
     order = np.flatnonzero(boxes.critical)
     order = order[np.argsort(boxes.start[order], kind="stable")]
     y = (boxes.top + boxes.height * (1 - _STRIP / 2))[order].tolist()
-    start, end = boxes.start[order].tolist(), boxes.end[order].tolist()
+    start = boxes.start[order].tolist()
+    end = boxes.end[order].tolist()
     lines = []
     for i in range(len(order) - 1):
         if y[i] != y[i + 1]:

@@ -271,7 +271,8 @@ def _panel(
 
     # Layouts much slower than the front are cut off: they would squeeze the front into a corner.
     slowest = float(time[efficient].max())
-    shortest, longest = 0.97 * time.min(), 1.1 * slowest
+    shortest = 0.97 * time.min()
+    longest = 1.1 * slowest
     axis.set_xlim(shortest, longest)
     log_ticks(axis.xaxis, [t for t in _ROUND if shortest <= t <= longest])
     axis.set_yscale("log")

@@ -137,7 +137,8 @@ def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[
     _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
     for op in (order if every_pass else order[first]).tolist():
         common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
-        inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
+        inside = {"inside": KIND_NAMES[s.kind[op]]}
+        at_s = float(timeline.start_s[op])
         for part in prediction.pass_parts[int(s.duration[op])]:
             block = {"name": part.name.replace("_", " "), "args": inside}
             yield _within(timeline, op, at_s, part.time_s) | common | block

@@ -143,7 +143,8 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     timeline = prediction.kept_timeline
-    drawn, ranks = slices(timeline), timeline.structure.devices
+    drawn = slices(timeline)
+    ranks = timeline.structure.devices
     end_s = max(prediction.step_time_s, timeline.makespan_s)
     used = [(name, streams) for name, streams in _LINKS if np.isin(drawn.stream, streams).any()]
     if not used:

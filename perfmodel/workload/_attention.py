@@ -232,7 +232,8 @@ def _latent_attention(
     """
     heads, rows = local.heads, local.norm_tokens
     rope, rank = latent.qk_rope_head_dim, latent.kv_lora_rank
-    d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
+    d_qk = latent.qk_nope_head_dim + rope
+    d_v = latent.v_head_dim
 
     # Down projections are replicated over tensor-parallel ranks and run on the rank's part of the
     # sequence; up projections are column-parallel and gather the compressed activations only.

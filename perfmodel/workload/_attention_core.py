@@ -366,7 +366,9 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
 
     Liu et al., arXiv 2310.01889.
     """
-    cp, q, other_ranks = local.shard.cp, attention.seq_q, local.shard.cp - 1
+    cp = local.shard.cp
+    q = attention.seq_q
+    other_ranks = local.shard.cp - 1
     keys_per_rank = attention.seq_kv // cp
 
     # A window at least as long as the keys of a step hides none of them.

@@ -59,7 +59,9 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
     Raises:
         LayoutError: if tp does not divide the hidden size or leaves an unpaired layer.
     """
-    tp, hidden, precision = shard.tp, model.hidden, Precision.of(job)
+    tp = shard.tp
+    hidden = model.hidden
+    precision = Precision.of(job)
     rows = shard.micro_batch * job.seq_len
     divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
     if tp > 1 and model.layers % 2:
@@ -182,7 +184,8 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
     """The layer itself, then its batch norm, shortcut addition and ReLU, as separate kernels or as
     one."""
     # The layer itself.
-    rows, area = batch * layer.c_out, layer.size_out**2
+    rows = batch * layer.c_out
+    area = layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
     if layer.op == "conv":
         yield convolution(layer, precision, batch)

@@ -63,7 +63,8 @@ def embedding_pieces(
     # Tokens alone may be narrow: the other tables are then added behind the product.
     if narrow and not narrow.all_tables:
         pieces += projection
-        local, projection = hidden_sizes, []
+        local = hidden_sizes
+        projection = []
 
     # A table of learned positions has a row for every position that the model, or the job, may
     # have.
@@ -197,7 +198,9 @@ cost almost nothing."""
 def _label_head(local: ShardSizes) -> list[Piece]:
     """Labels of every token, or of every sequence from its pooled first token, with the loss on
     them (Hugging Face `BertForQuestionAnswering`, `BertForSequenceClassification`)."""
-    rows, hidden, pieces = local.norm_tokens, local.hidden, []
+    rows = local.norm_tokens
+    hidden = local.hidden
+    pieces = []
     if local.job.loss.head == "sequence_label":
         rows = local.shard.micro_batch
         pieces += _pooler(local)
@@ -214,7 +217,8 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         return 0.0
     seen_by_head = _seen_by_head(model, local)
     if _gathers_logits(local):
-        local, seen_by_head = _of_whole_vocabulary(local), _of_whole_vocabulary(seen_by_head)
+        local = _of_whole_vocabulary(local)
+        seen_by_head = _of_whole_vocabulary(seen_by_head)
     if local.job.loss.chunked_loss:
         return _logits_at_once(seen_by_head) * local.act_bytes + _chunk_gradient_bytes(local)
 
@@ -226,7 +230,8 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     # copy.
     bytes_per_logit, read_bytes = local.act_bytes, local.act_bytes
     if not local.job.kernels.fuses("cross_entropy"):
-        bytes_per_logit, read_bytes = local.act_bytes + 4, 4
+        bytes_per_logit = local.act_bytes + 4
+        read_bytes = 4
     if "loss_gradient" in local.job.kernels.eager_kernels:
         bytes_per_logit = max(bytes_per_logit, _gradient_bytes_per_logit(local, read_bytes))
     return _logits_at_once(seen_by_head) * bytes_per_logit

@@ -210,7 +210,8 @@ def _dispatch(local: ShardSizes, routing: Routing) -> Piece:
     if multiplies_by_masks(local.job):
         # Places are not a function of the router's weights: the mask of the dispatch has no
         # gradient.
-        copies, sums = (_to_places(local, routing),), (_from_places(local, routing),)
+        copies = (_to_places(local, routing),)
+        sums = (_from_places(local, routing),)
     return Piece(
         forward=copies,
         backward_input=sums,
@@ -233,7 +234,8 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     if multiplies_by_masks(local.job):
         # The mask of the combine has the router's weights, so that both of its product's operands
         # have gradients.
-        rows, places = local.sequences * local.seq_local, _places(local, routing)
+        rows = local.sequences * local.seq_local
+        places = _places(local, routing)
         masks = memory(local.precision, "add", rows, places)
         kernels = (masks,)
         sums = (masks, _from_places(local, routing))
@@ -294,7 +296,8 @@ def _places(local: ShardSizes, routing: Routing) -> int:
 
 def _to_places(local: ShardSizes, routing: Routing) -> Gemm:
     """Product that copies the tokens of every sequence into the slots of all experts."""
-    dtype, places = local.precision.wide_dtype, _places(local, routing)
+    dtype = local.precision.wide_dtype
+    places = _places(local, routing)
     return Gemm(
         op="bmm", dtype=dtype, batch=local.sequences, m=places, n=routing.hidden, k=local.seq_local
     )
@@ -302,7 +305,8 @@ def _to_places(local: ShardSizes, routing: Routing) -> Gemm:
 
 def _from_places(local: ShardSizes, routing: Routing) -> Gemm:
     """Product that sums the results in the slots of every token."""
-    dtype, places = local.precision.wide_dtype, _places(local, routing)
+    dtype = local.precision.wide_dtype
+    places = _places(local, routing)
     return Gemm(
         op="bmm", dtype=dtype, batch=local.sequences, m=local.seq_local, n=routing.hidden, k=places
     )

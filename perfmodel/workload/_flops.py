@@ -138,7 +138,8 @@ def _(model: UNet, job: Job) -> ModelFlops:
     if model.added_width:
         products += (model.added_width + width) * width
     for part in model.parts:
-        c, pixels = part.c_out, part.size_out**2
+        c = part.c_out
+        pixels = part.size_out**2
         convolutions += 9 * part.c_in * c * pixels
         if part.kind != "unit":
             continue
@@ -180,7 +181,9 @@ def _(model: UNet, job: Job) -> ModelFlops:
 
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
-    batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
+    batch = float(job.global_batch)
+    s = job.tokens_per_sequence
+    h = model.hidden
     s_out = s if not model.decoder_layers else model.decoder_seq_len or s
     # How often each sub-layer occurs, in multi-token-prediction modules too.
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
@@ -191,7 +194,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     if model.decoder_layers:
         # Cross-attention projects queries and outputs of the decoder, keys and values of the
         # encoder.
-        self_attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
+        self_attention = attention_weights(model)
+        ffn = ffn_weights(model, model.ffn_hidden)
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
         layers += (
@@ -304,11 +308,10 @@ def _attention_products(
     documents = s / length
 
     # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
-    width, window_width = _score_width(model), _score_width(model.in_window)
-    attending, attending_in_window = (
-        letters["*"] + letters["Q"] + letters["A"],
-        letters["W"] + letters["V"],
-    )
+    width = _score_width(model)
+    window_width = _score_width(model.in_window)
+    attending = letters["*"] + letters["Q"] + letters["A"]
+    attending_in_window = letters["W"] + letters["V"]
     parts = model.hybrid.compressed_attention
     if parts:
         attending_in_window += sum(letters[letter] for letter in COMPRESSED)
@@ -360,7 +363,8 @@ def _head_flops(model: Transformer, job: Job, batch: float, s_out: float) -> tup
     if model.inputs.patches:
         head = _patch_flops(model, model.inputs.patches, batch, s)
     if job.loss.head != "vocabulary" and not model.inputs.patches:
-        vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
+        vocabulary = 0.0
+        head = batch * _label_flops(model, job, s_out)
     elif model.head.pooler_and_mlm_head:
         head += 2.0 * batch * (tokens * h * width + (h * h + 2 * h) * model.head.pooler)
     elif model.inputs.narrow_embedding:

@@ -58,7 +58,8 @@ class ImagePieces:
 
     def _group_norm(self, channels: int, size: int) -> Piece:
         """A norm over groups of channels, which moves what a batch norm moves."""
-        rows, area = self.images * channels, size**2
+        rows = self.images * channels
+        area = size**2
         norm = Piece(params=2 * channels, saved_bytes=self.image_bytes(channels, size))
         return norm_at_bandwidth(norm, self.precision, rows, area, 1)
 

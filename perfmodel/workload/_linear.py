@@ -273,7 +273,9 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         n, k: outputs and inputs of the frozen product on this device.
         row_parallel: whether the frozen product is row-parallel.
     """
-    rank, rows, tp = local.job.fine_tuning.adapter_rank, local.tokens, local.tp
+    rank = local.job.fine_tuning.adapter_rank
+    rows = local.tokens
+    tp = local.tp
     precision = local.precision
     drops = local.job.fine_tuning.adapter_dropout
 
@@ -383,7 +385,8 @@ def _adapter_result(local: ShardSizes, n: int) -> AdapterResult:
 
     # An exchange of columns for rows leaves each rank its rows whole, which come in tp parts to be
     # joined.
-    n_bytes, columns = float(local.tokens) * n * local.act_bytes, n // local.tp
+    n_bytes = float(local.tokens) * n * local.act_bytes
+    columns = n // local.tp
     if local.job.fine_tuning.adapter_all_to_all and local.sequence_parallel:
         exchanged = Comm(
             collective="all_to_all", bytes=n_bytes / local.tp, group="tp", follows=True

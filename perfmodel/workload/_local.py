@@ -226,7 +226,8 @@ def local_sizes(
 
     # Documents of varied lengths: attention is priced on equal sequences, everything else on their
     # tokens.
-    sequences, tokens = shard.micro_batch, shard.micro_batch * seq_len // cp
+    sequences = shard.micro_batch
+    tokens = shard.micro_batch * seq_len // cp
     if job.varied_lengths:
         sequences, seq_len = _equal_sequences(job, shard.micro_batch, chunks)
         tokens = ceil(shard.micro_batch * job.tokens_per_sequence / cp)
@@ -269,7 +270,8 @@ def _require_divided_heads(model: Transformer, shard: Shard) -> None:
 
     # Ulysses exchanges sequence for heads, so that these are divided once more.
     if shard.cp_kind == "ulysses":
-        heads, rank_kv_heads = model.heads // tp, kv_heads // tp
+        heads = model.heads // tp
+        rank_kv_heads = kv_heads // tp
         divide(
             model,
             Reason.HEADS,

@@ -157,7 +157,9 @@ def _(model: UNet) -> Parameters:
 @_counted.register
 def _(model: Transformer) -> Parameters:
     # Tables at both ends.
-    h, v, narrow = model.hidden, model.vocab, model.inputs.narrow_embedding
+    h = model.hidden
+    v = model.vocab
+    narrow = model.inputs.narrow_embedding
     width = table_width(model)
     small_width = width if narrow and narrow.all_tables else h
     embedding = v * width + model.inputs.token_types * small_width
@@ -225,7 +227,8 @@ def _(model: Transformer) -> Parameters:
 
 def _sub_layers(model: Transformer, letters: str) -> Parameters:
     """Parameters of sub-layers, letters of `MIXERS`, with their norms and conditioning."""
-    hybrid, counts = model.hybrid, Counter(letters)
+    hybrid = model.hybrid
+    counts = Counter(letters)
     attention, norms = _attentions(model, counts)
     norms += _norms_of_sub_layers(model, letters)
     if hybrid.indexer:
@@ -250,7 +253,8 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         return layers
 
     # Experts: routed and shared ones, and the router that chooses among them.
-    experts, n_layers = model.experts, counts["E"]
+    experts = model.experts
+    n_layers = counts["E"]
     routed = _ffn(model, experts.ffn_hidden, experts.latent)
     shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
     if experts.shared_gate:
@@ -300,7 +304,9 @@ def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int
 
 def _norms_of_sub_layers(model: Transformer, letters: str) -> int:
     """Parameters of the norms around sub-layers, and of their conditioning."""
-    h, hybrid, counts = model.hidden, model.hybrid, Counter(letters)
+    h = model.hidden
+    hybrid = model.hybrid
+    counts = Counter(letters)
     text = model.inputs.text_condition
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward
@@ -337,7 +343,8 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
     """Parameters of input and head of a transformer on patches, each with its bias."""
     h = model.hidden
     width = patches.out_elements or model.vocab
-    embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
+    embedding = (patches.elements + 1 + patches.class_tokens) * h
+    head = (h + 1) * width
     if model.norms.adaln:
         weights, others = condition_weights(model, model.norms.adaln)
         embedding += weights + others

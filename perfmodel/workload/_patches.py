@@ -90,7 +90,8 @@ def condition_weights(model: Transformer, adaln: AdaLN) -> tuple[int, int]:
 def patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
     """Head on patches, with its loss: classes of an image's pooled token, or the diffusion output
     of every patch."""
-    h, pieces = local.hidden, []
+    h = local.hidden
+    pieces = []
     if model.norms.adaln:
         pieces += conditioning(model, local, 2, [("mul", 2), ("add", 2)])
 

@@ -392,7 +392,8 @@ def optimizer_op(n_params_local: int, job: Job) -> OptimizerStep:
     # States and master weight are read and written, the weight in the compute type is written. In
     # fp32 training weight and master are one; without a master copy the weight itself is read and
     # written.
-    weight, kind = storage_dtype(job.dtype), OPTIMIZERS[job.optimizer]
+    weight = storage_dtype(job.dtype)
+    kind = OPTIMIZERS[job.optimizer]
     reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
     if kind.master:
         updated = 2 * (4 + kind.state_bytes) + (0 if weight == "fp32" else dtype_bytes(weight))

@@ -218,7 +218,8 @@ def gate(local: ShardSizes) -> list[tuple[str, int]]:
 
 def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs."""
-    name, fused = model.block.activation, local.job.kernels.fuses("activation")
+    name = model.block.activation
+    fused = local.job.kernels.fuses("activation")
 
     # Gate and value kept in 8 bits, by a cast after the kernel and another before it in backward
     # (Megatron-Core 0.7 core/fusions/fused_bias_swiglu.py `SwiGLUFunction`).
@@ -245,11 +246,13 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
     # ReLU's gradient is taken of its output, which the next product keeps; a square's gradient
     # needs its root.
     elif name in ("relu", "relu2"):
-        ops, inputs = [("relu", 1)], int(name == "relu2")
+        ops = [("relu", 1)]
+        inputs = int(name == "relu2")
         if name == "relu2" and not fused:
             ops.append(("mul", 1))
     elif name == "gelu" and "gelu_formula" in local.job.kernels.eager_kernels:
-        ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
+        ops = list(_GELU_FORMULA)
+        inputs = _GELU_FORMULA_KEEPS
     elif name == "gelu" and model.block.bias and fused:
         ops = [("bias_gelu", 1)]
     else:

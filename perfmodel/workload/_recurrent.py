@@ -175,7 +175,8 @@ def selective_scan_mixer(model: Transformer, local: ShardSizes, scan: SelectiveS
 
     # Step sizes come from a narrow projection; they and the state's inputs and outputs may be
     # normed.
-    inner, projected = scan.inner // tp, scan.step_rank + 2 * scan.state
+    inner = scan.inner // tp
+    projected = scan.step_rank + 2 * scan.state
     tensor = float(local.tokens * local.act_bytes)
     projections = [
         column_linear(local, 2 * inner, local.hidden, kept_output=1.0),
@@ -239,7 +240,8 @@ def selective_scan_weights(hidden: int, scan: SelectiveScan) -> int:
 def selective_scan_parameters(hidden: int, scan: SelectiveScan) -> int:
     """Parameters of one mixer, without the layer's norm."""
     convolution = scan.inner * (scan.conv_kernel + 1)
-    step_bias, decay_and_skip = scan.inner, scan.inner * (scan.state + 1)
+    step_bias = scan.inner
+    decay_and_skip = scan.inner * (scan.state + 1)
     norms = scan.step_rank + 2 * scan.state if scan.inner_norms else 0
     return selective_scan_weights(hidden, scan) + convolution + step_bias + decay_and_skip + norms
 

@@ -87,7 +87,8 @@ class _Parts(ImagePieces):
 
     def embedded_conditions(self) -> list[Piece]:
         """Two products for the time step, and two for further conditions where there are any."""
-        width, inputs = self.model.embedding_width, [self.model.channels[0]]
+        width = self.model.embedding_width
+        inputs = [self.model.channels[0]]
         if self.model.added_width:
             inputs.append(self.model.added_width)
         pieces = []
@@ -131,7 +132,8 @@ class _Parts(ImagePieces):
         two products (diffusers, `Transformer2DModel`)."""
         if not part.layers:
             return []
-        width, pixels = part.c_out, part.size_in**2
+        width = part.c_out
+        pixels = part.size_in**2
         layer = transformer_of(self.model, part)
         local = local_sizes(layer, self.job, self.shard, pixels)
         text = {"memory_len": self.model.text_tokens, "memory_width": self.model.text_width}

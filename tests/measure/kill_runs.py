@@ -223,7 +223,8 @@ def check_finished(out: Path) -> None:
 def stage(out: Path, *, fresh: bool) -> str:
     """The stage that the killed run had reached, by the files that it left; `fresh` if it measured
     nothing."""
-    table, partial = out / "kernels.csv", PartialFile(out / ".kernels.csv.partial", {})
+    table = out / "kernels.csv"
+    partial = PartialFile(out / ".kernels.csv.partial", {})
     records = partial.read(any_header=True)
     if records is None:
         return "nothing written" if fresh else "all but giving up the lock"

@@ -105,7 +105,8 @@ class Simulator:
         return int(self.schedule.stage[i.device, i.chunk])
 
     def _enqueue_device(self, device: int) -> None:
-        spec, order = self.spec, list(self.schedule.order(device))
+        spec = self.spec
+        order = list(self.schedule.order(device))
         compute, comm = self.queues[device, Stream.COMPUTE], self.queues[device, Stream.DATA_COMM]
         work = [(i, s) for i in order for s in self._segments(i, device)]
         using = [w for w in work if w[0].phase != Phase.BACKWARD_WEIGHT]
@@ -125,7 +126,8 @@ class Simulator:
 
         for item in work:
             i, segment = item
-            stage, waits = self._stage(i), []
+            stage = self._stage(i)
+            waits = []
             if ahead is not None and item in using:
                 k = using.index(item)
                 while gathered <= min(k + queued, len(using) - 1):

@@ -17,7 +17,8 @@ def shortest_makespan(times: PassTimes, micro_batches: int, limit: int) -> float
     Variables: a start per pass, one bit per pair of passes of a device (which goes first), the
     makespan. Micro-batches are alike, so that each phase runs them in order.
     """
-    p, m = len(times.forward_s), micro_batches
+    p = len(times.forward_s)
+    m = micro_batches
     passes = [(phase, d, i) for phase in (F, B, W) for d in range(p) for i in range(m)]
     at = {work: k for k, work in enumerate(passes)}
     pairs = [pair for d in range(p) for pair in combinations([w for w in passes if w[1] == d], 2)]

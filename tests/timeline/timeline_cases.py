@@ -21,7 +21,8 @@ def structure_of(
 ) -> Structure:
     """A structure from plain lists; every class but 0 is a forward pass on a compute stream."""
     n = len(preds)
-    pred, lag = np.array(preds, np.int32), np.array(lags or [(0, 0)] * n, np.int32)
+    pred = np.array(preds, np.int32)
+    lag = np.array(lags or [(0, 0)] * n, np.int32)
     duration = np.array(durations, np.int32)
     classes = n_classes or int(max(duration.max(), lag.max())) + 1
     kind = np.full(classes, int(Kind.FORWARD), np.int32)
@@ -95,7 +96,8 @@ def event_loop(structure: Structure, durations: np.ndarray) -> tuple[np.ndarray,
             if pred >= 0:
                 successors[pred].append((op, lag))
                 waits[op] += 1
-    start, end = np.zeros(n), np.zeros(n)
+    start = np.zeros(n)
+    end = np.zeros(n)
     released: list[list[float]] = [[] for _ in range(n)]
     events = [(durations[structure.duration[op]], op) for op in range(n) if waits[op] == 0]
     heapq.heapify(events)
@@ -113,13 +115,15 @@ def event_loop(structure: Structure, durations: np.ndarray) -> tuple[np.ndarray,
 
 def first_path(structure: Structure, end: np.ndarray, durations: np.ndarray) -> list[int]:
     """Critical path by the stated tie rule, from the last op back."""
-    path, op = [], structure.n_ops - 1
+    path = []
+    op = structure.n_ops - 1
     while True:
         path.append(op)
         best, by = -np.inf, -1
         for pred, lag in zip(structure.pred[op], structure.lag[op], strict=True):
             if pred >= 0 and end[pred] + durations[lag] > best:
-                best, by = end[pred] + durations[lag], int(pred)
+                best = end[pred] + durations[lag]
+                by = int(pred)
         if by < 0:
             return path[::-1]
         op = by

@@ -225,7 +225,8 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """
     measured_s = np.asarray(frame["measured_s"], float)
     predicted_s = np.asarray(frame["predicted_iter_time_s"], float)
-    signed_error, source = predicted_s / measured_s - 1, frame["source"].to_numpy(str)
+    signed_error = predicted_s / measured_s - 1
+    source = frame["source"].to_numpy(str)
 
     figures = {}
     for group in GROUPS:

@@ -346,7 +346,8 @@ class Look:
         sources of their mean relative errors, the error of the median row, the share of rows inside
         their 90 % intervals, the mean over sources of that share, and by what factor the ends of
         the median row's interval are apart."""
-        timed, compared = np.isfinite(self.measured_s), self.compared
+        timed = np.isfinite(self.measured_s)
+        compared = self.compared
         inside = (self.lo_s <= self.measured_s) & (self.measured_s <= self.hi_s)
         frame = pd.DataFrame(
             {
@@ -542,8 +543,10 @@ def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
     rows = []
     for by_value in groups.values():
         for name, figures in by_value.items():
-            n_rows, n_sources = str(figures["rows"]), str(figures["sources"])
-            error, inside = percent(figures["mean_over_sources"]), percent(figures["inside"])
+            n_rows = str(figures["rows"])
+            n_sources = str(figures["sources"])
+            error = percent(figures["mean_over_sources"])
+            inside = percent(figures["inside"])
             slower = f"{figures['slower']} of {figures['sources']}"
             bias = f"{100 * figures['bias']:+.1f} %"
             rows.append((name, n_rows, n_sources, error, bias, slower, inside))
@@ -607,5 +610,6 @@ def _look_cells(score: Mapping[str, Any]) -> tuple[str, ...]:
     interval's ends."""
     if not score["predicted"]:
         return "0", "-", "-", "-"
-    error, inside = percent(score["mean_over_sources"]), percent(score["inside"])
+    error = percent(score["mean_over_sources"])
+    inside = percent(score["inside"])
     return str(score["predicted"]), error, inside, f"{score['ratio']:.2f}"

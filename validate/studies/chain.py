@@ -58,7 +58,8 @@ class Chain:
 
     def __post_init__(self) -> None:
         """Check that the arrays belong together."""
-        layers, stages = len(self.forward_s), len(self.in_flight)
+        layers = len(self.forward_s)
+        stages = len(self.in_flight)
         same_shape = (
             self.backward_s.shape == self.saved_bytes.shape and self.backward_s.shape[1] == layers
         )
@@ -188,7 +189,8 @@ class Chain:
         # `seconds` has forward and backward in one: forward is taken off, for the two are events
         # of their own in the timeline.
         end = np.cumsum(partitions, axis=1)
-        start, stage = end - np.array(partitions), np.arange(self.stages)
+        start = end - np.array(partitions)
+        stage = np.arange(self.stages)
         seconds, _ = self.tables
         forward = _prefix(self.forward_s)
         forward_s = (forward[end] - forward[start]) * self.slowness

@@ -57,7 +57,8 @@ def optimise_chain(chain: Chain) -> ChainResult:
     candidates = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
 
     best: tuple[int, ...] | None = None
-    links, best_s = np.ones(chain.stages - 1), np.inf
+    links = np.ones(chain.stages - 1)
+    best_s = np.inf
     tried: set[tuple[int, ...]] = set()
     in_vain = 0
     while in_vain < _IN_VAIN:
@@ -80,7 +81,9 @@ def optimise_chain(chain: Chain) -> ChainResult:
 
         # A better one: the search goes on among its neighbours.
         in_vain = 0
-        best, links, best_s = chosen[shortest], shares[shortest], float(spans_s[shortest])
+        best = chosen[shortest]
+        links = shares[shortest]
+        best_s = float(spans_s[shortest])
         candidates = list(chain.moved(best))
     mode = None if best is None else chain.mode_of(best)
     if best is None or mode is None:

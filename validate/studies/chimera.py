@@ -272,7 +272,8 @@ def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.Data
     """Schemes in the paper's order: its choice and ours, what its choice takes more by our
     evaluation, and what each scheme does of Chimera's throughput at the largest scale, all at the
     paper's choices."""
-    rows, reference = [], None
+    rows = []
+    reference = None
     for scheme, choice in study.best.items():
         ranked = chimera_search(study, scheme, conditions)
         ours = choices_of(ranked)[0]

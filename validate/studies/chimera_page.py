@@ -124,7 +124,8 @@ def _large_batch_parts() -> list[str]:
 
 def _pipelines_and_memory_parts() -> list[str]:
     """Section on more than two pipelines, and on the memory of workers."""
-    pipelines, memory = pipelines_table(), memory_table()
+    pipelines = pipelines_table()
+    memory = memory_table()
     return [
         "### More pipelines (figure 19)\n",
         fastest_pipelines(pipelines),
@@ -253,7 +254,8 @@ def fastest_pipelines(table: pd.DataFrame) -> str:
 
 def memory_verdict(table: pd.DataFrame) -> str:
     """Sentence on which of the paper's statements on figure 9 hold here."""
-    gpipe, coarse = table["gpipe"].str.contains("OOM"), table["pipedream-2bw"].str.contains("OOM")
+    gpipe = table["gpipe"].str.contains("OOM")
+    coarse = table["pipedream-2bw"].str.contains("OOM")
     below = table["chimera/1f1b"] < 1
     # Cells say `least to fullest` in GB, with `(OOM)` where that does not fit.
     fullest = table[list(MEMORY_SCHEMES)].apply(

@@ -118,7 +118,8 @@ def batch_table() -> pd.DataFrame:
     what a pipeline of equal stages gives, m p / (m + p - 1). Read into it: 2,048 tokens, fp16 and
     micro-batches of one, as in Megatron-LM.
     """
-    model, cluster = catalog.model("gpt-145b"), catalog.cluster("dgx-a100")
+    model = catalog.model("gpt-145b")
+    cluster = catalog.cluster("dgx-a100")
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         job = Job(global_batch=batch, seq_len=2048, dtype="fp16", flash_attention=False)

@@ -190,7 +190,8 @@ def in_turn(
                     runs[name].append(run)
                     run.wait_until_it_trains(start_s)
                     run.send(signal.SIGSTOP)
-            order, awake_s = list(kinds), 0.0
+            order = list(kinds)
+            awake_s = 0.0
             while awake_s < total_s:
                 for name in order:
                     waited_s = wait_until_quiet(QUIET, patience_s)
@@ -358,7 +359,8 @@ class _Turns:
         for run in runs:
             run.check()
         groups = set[int]().union(*(run.groups for run in runs))
-        begin_s, stolen_s = time.perf_counter(), _used_by_others_s(groups)
+        begin_s = time.perf_counter()
+        stolen_s = _used_by_others_s(groups)
         _send(signal.SIGCONT, runs)
         time.sleep(turn_s)
         _send(signal.SIGSTOP, runs)

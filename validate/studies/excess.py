@@ -37,7 +37,8 @@ def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
     for devices, members in known.groupby("n_devices"):
         measured_s = np.asarray(members["measured_s"], float)
         predicted_s = np.asarray(members["predicted_iter_time_s"], float)
-        several, slow = np.asarray(members["pp"] > 1), measured_s >= FAR * predicted_s
+        several = np.asarray(members["pp"] > 1)
+        slow = measured_s >= FAR * predicted_s
         slow_shares = []
         for of_depth in (~several, several):
             slow_shares.append(float(slow[of_depth].mean()) if of_depth.any() else None)
@@ -151,7 +152,8 @@ def _layers_table(by_tp: list[dict[str, Any]]) -> str:
     """Table by tensor-parallel degree: excess per layer, with one stage and with several."""
     rows = []
     for row in by_tp:
-        one_stage, several_stages = _ms(row["one_stage_ms"]), _ms(row["several_stages_ms"])
+        one_stage = _ms(row["one_stage_ms"])
+        several_stages = _ms(row["several_stages_ms"])
         rows.append((row["tp"], row["runs"], one_stage, several_stages))
     return rows_table(("tp", "runs", "one stage", "several stages"), rows)
 
@@ -176,6 +178,7 @@ def _devices_table(by_devices_rows: list[dict[str, Any]]) -> str:
     rows = []
     for row in by_devices_rows:
         slow = [percent(share) for share in row["slow"]]
-        regret, worst = percent(row["regret"]), percent(row["worst_regret"])
+        regret = percent(row["regret"])
+        worst = percent(row["worst_regret"])
         rows.append((row["devices"], *row["runs"], *slow, row["groups"], regret, worst))
     return rows_table(head, rows)

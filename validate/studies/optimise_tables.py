@@ -167,7 +167,8 @@ def brute_force_agrees() -> tuple[int, int]:
     agree = []
     for seed in range(20):
         chain = random_chain(seed, layers=9, stages=4, micro_batches=6)
-        exact, brute_force = chain.exact()[0].value, chain.brute_force()
+        exact = chain.exact()[0].value
+        brute_force = chain.brute_force()
         agree.append(bool(np.isclose(exact, brute_force, rtol=1e-12)))
     return sum(agree), len(agree)
 
@@ -289,9 +290,11 @@ def launch_table(layouts: Sequence[tuple[str, str, str, int, int, str]] = LAUNCH
     rows = []
     for why, name, cluster, batch, seq_len, layout in layouts:
         # Both methods are given the same choices.
-        problem, base = _model(name, cluster, batch, seq_len), Layout.parse(layout)
+        problem = _model(name, cluster, batch, seq_len)
+        base = Layout.parse(layout)
         choices = LaunchChoices(LAUNCHED_MICRO_BATCHES)
-        cuts, relaxed = _cuts(problem, base, choices), _relaxed(problem, base, choices)
+        cuts = _cuts(problem, base, choices)
+        relaxed = _relaxed(problem, base, choices)
         cut_s = min((cut.step_time_s for cut in cuts), default=np.inf)
         relaxed_s = relaxed.step_time_s if relaxed else np.inf
         even = [cut.given_s for cut in cuts if cut.given_s]

@@ -112,7 +112,8 @@ def anneal(chain: Chain, seconds: float) -> float:
     rng = np.random.default_rng(0)
     stages = chain.stages
     even = np.diff(np.linspace(0, chain.layers, stages + 1).round().astype(int))
-    walks, shares = np.repeat(even[None], _CHAINS, axis=0), np.zeros((_CHAINS, stages - 1))
+    walks = np.repeat(even[None], _CHAINS, axis=0)
+    shares = np.zeros((_CHAINS, stages - 1))
 
     def evaluate(walks: np.ndarray, shares: np.ndarray) -> np.ndarray:
         """Makespans of all walks, infinite where a stage does not fit."""
@@ -127,15 +128,19 @@ def anneal(chain: Chain, seconds: float) -> float:
     value = evaluate(walks, shares)
     best = float(value.min())
     scale = best if np.isfinite(best) else 1.0
-    start, lane = time.perf_counter(), np.arange(_CHAINS)
+    start = time.perf_counter()
+    lane = np.arange(_CHAINS)
     while (done := (time.perf_counter() - start) / seconds) < 1:
-        new_walks, new_shares = walks.copy(), shares.copy()
-        hop, forwards = rng.integers(stages - 1, size=_CHAINS), rng.integers(2, size=_CHAINS)
+        new_walks = walks.copy()
+        new_shares = shares.copy()
+        hop = rng.integers(stages - 1, size=_CHAINS)
+        forwards = rng.integers(2, size=_CHAINS)
         moves = rng.random(_CHAINS) < 0.5
 
         # Half of the walks move a layer over a hop, from a stage that keeps one; the others change
         # the hop's share.
-        giver, taker = hop + forwards, hop + 1 - forwards
+        giver = hop + forwards
+        taker = hop + 1 - forwards
         able = moves & (walks[lane, giver] > 1)
         new_walks[lane[able], giver[able]] -= 1
         new_walks[lane[able], taker[able]] += 1

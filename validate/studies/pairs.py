@@ -154,10 +154,12 @@ def reliability(groups: Sequence[Choice]) -> dict[str, Any]:
         return {"pairs": 0, "bins": [], "error": None}
     frame = pd.DataFrame(rows, columns=["source", "p", "right"])
     weight = frame.groupby("source")["p"].transform("size").to_numpy(float) ** -0.5
-    p, right = frame["p"].to_numpy(float), frame["right"].to_numpy(float)
+    p = frame["p"].to_numpy(float)
+    right = frame["right"].to_numpy(float)
     bin_of_pair = np.clip(np.digitize(p, BINS) - 1, 0, len(BINS) - 2)
 
-    bins, error = [], 0.0
+    bins = []
+    error = 0.0
     for number in range(len(BINS) - 1):
         inside = bin_of_pair == number
         if not inside.any():

@@ -105,7 +105,8 @@ class _Ends(nn.Module):
 
     def __init__(self, model: Transformer, tp: int, rank: int) -> None:
         super().__init__()
-        self.tp, self.size = tp, model.vocab // tp
+        self.tp = tp
+        self.size = model.vocab // tp
         self.first = self.size * rank
         self.table = nn.Parameter(torch.randn(self.size, model.hidden) * 0.02)
 
@@ -146,7 +147,8 @@ class _Step:
         layout = case.layout
         self.case, self.layout, self.model = case, layout, model
         self.stage = rank if layout.pp > 1 else 0
-        self.first, self.last = self.stage == 0, self.stage == layout.pp - 1
+        self.first = self.stage == 0
+        self.last = self.stage == layout.pp - 1
         tensor_rank = rank if layout.tp > 1 else 0
         torch.manual_seed(1 + tensor_rank)
         self.layers = nn.ModuleList(

@@ -79,7 +79,8 @@ def published_record(
     predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
     sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
     generic = predict_cases(sample, None, progress, framework="generic", site_of=Site.without)
-    measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
+    measured_s = measured_times_s(runs)
+    measured_bytes = memory_bytes(runs)
     peak_bytes = np.asarray(predicted["predicted_peak_memory_bytes"], float)
     times_s = [
         np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")
@@ -122,7 +123,8 @@ def published_record(
 def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
     """Text on whether anybody ever looked at a source's errors (`looked_at`), by source."""
     # A source is of the first collection that has it.
-    known, answers = KnownSources.read(), {}
+    known = KnownSources.read()
+    answers = {}
     for file in map(Path, files):
         table = read_rows(file)
         if missing_column(table) is None:
@@ -152,7 +154,8 @@ def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
 
     def error(measured: str, predicted: str) -> dict[str, Any]:
         """The bar's statistic of one quantity, over runs that were measured and are predicted."""
-        y, p = np.asarray(chosen[measured], float), np.asarray(chosen[predicted], float)
+        y = np.asarray(chosen[measured], float)
+        p = np.asarray(chosen[predicted], float)
         good = np.isfinite(y) & np.isfinite(p)
         figures = errors(y[good], p[good])
         return {

@@ -331,7 +331,8 @@ def _others(by_predictor: dict[str, Any]) -> str:
     rows = []
     for predictor, by_source in by_predictor.items():
         for source, figures in by_source.items():
-            ours, theirs = percent(figures["ours"]), percent(figures["theirs"])
+            ours = percent(figures["ours"])
+            theirs = percent(figures["theirs"])
             rows.append((predictor, source, f"{figures['n']:,}", ours, theirs))
     return rows_table(("predictor", "source", "n", "ours", "theirs"), rows) if rows else ""
 

@@ -111,7 +111,8 @@ def interval_scores(
     the same runs, which is told what ours is not, with its ends `fixed_ratio` apart."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_error = np.log(measured_s / predicted_s)
-        lower, upper = np.log(lo_s / predicted_s), np.log(hi_s / predicted_s)
+        lower = np.log(lo_s / predicted_s)
+        upper = np.log(hi_s / predicted_s)
     counted = np.isfinite(log_error) & np.isfinite(lower) & np.isfinite(upper)
     log_error, lower, upper = log_error[counted], lower[counted], upper[counted]
     of_source = np.asarray(source, str)[counted]

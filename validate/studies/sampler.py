@@ -129,10 +129,13 @@ def _sampled(runs: SiteRuns, vector: np.ndarray, seed: int) -> list[State]:
     arrays = runs.arrays()
     source = np.unique(runs.labels["source"], return_inverse=True)[1]
     shared = jnp.asarray(factors(hyper, arrays, SHARED))
-    parts, noise = own_parts(hyper, arrays), float(hyper["noise"][0]) ** 2
-    level, scatter = jnp.asarray(parts.level), jnp.asarray(parts.scatter)
+    parts = own_parts(hyper, arrays)
+    noise = float(hyper["noise"][0]) ** 2
+    level = jnp.asarray(parts.level)
+    scatter = jnp.asarray(parts.scatter)
 
-    n_sources, n_runs = source.max() + 1, len(source)
+    n_sources = source.max() + 1
+    n_runs = len(source)
 
     def model() -> None:
         """Errors of runs, normal given their source's variances and their own weight."""

@@ -148,7 +148,8 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
             may be.
         seed: of the random strategy.
     """
-    needed, truth = case.needed(), case.true_step_s()
+    needed = case.needed()
+    truth = case.true_step_s()
     rows = [op for op in within(list(case.table), needed) if not (exclude_needed and op in needed)]
     order = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
     # Needed rows come first in the pool, so that its size leaves none of them out.
@@ -248,7 +249,8 @@ def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
     for per_axis in LEVELS:
         chosen: dict[Op, None] = {}
         for kind, members in _kinds(needed).items():
-            sizes, rows = _sizes(members), _sizes(by_kind[kind])
+            sizes = _sizes(members)
+            rows = _sizes(by_kind[kind])
             axes = [
                 np.linspace(low, high, per_axis)
                 for low, high in zip(sizes.min(0), sizes.max(0), strict=True)

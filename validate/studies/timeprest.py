@@ -178,7 +178,8 @@ def images_table() -> pd.DataFrame:
         table = pd.concat(tables)
         table = table[table["fits"]]
         # More epochs per hour for more memory is a trade, and no win.
-        faster, dominates = table[SPEED] > 1, dominating(table)
+        faster = table[SPEED] > 1
+        dominates = dominating(table)
         rows.append(
             {
                 "PipeDream with": versions,
@@ -314,7 +315,8 @@ def timeprest_page(_folder: Path) -> str:
     summary = summary_table(settings)
     first, second = PAPER
     images = images_table()
-    on_map, on_digits = accuracy_table("a map"), accuracy_table("digits")
+    on_map = accuracy_table("a map")
+    on_digits = accuracy_table("digits")
     map_sentence = _accuracy_sentence("the map", on_map, ACCURACIES["a map"][2])
     digits_sentence = _accuracy_sentence("digits", on_digits, ACCURACIES["digits"][2])
     return f"""## Results
@@ -372,7 +374,8 @@ def _whole_sentence(summary: pd.DataFrame) -> str:
     baseline."""
     counts = []
     for versions, rows in summary.groupby("PipeDream with", sort=False):
-        agreeing, settings = int(rows["all"].sum()), int(rows["settings"].sum())
+        agreeing = int(rows["all"].sum())
+        settings = int(rows["settings"].sum())
         counts.append(f"**{agreeing}** of {settings} against PipeDream with {versions}")
     return (
         f"Settings with the paper's memory on both stages (within {WITHIN:.0%} of PipeDream's) and more epochs per "

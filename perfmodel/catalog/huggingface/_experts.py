@@ -382,9 +382,11 @@ class Cohere2Moe(LlamaWithExperts):
             )
         letters = []
         for layer in range(self.num_hidden_layers):
-            number, pattern = layer + 1, self.prefix_dense_sliding_window_pattern
+            number = layer + 1
+            pattern = self.prefix_dense_sliding_window_pattern
             if layer >= self.first_k_dense_replace:
-                number, pattern = number - self.first_k_dense_replace, self.sliding_window_pattern
+                number = number - self.first_k_dense_replace
+                pattern = self.sliding_window_pattern
             letters.append("*" if number % pattern == 0 else "W")
         return letters
 

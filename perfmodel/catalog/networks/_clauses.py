@@ -119,7 +119,8 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
         named, _ = read_clause(label[1])
         if named.family:
             return named, []
-        body, purpose = clause[label.end() :], label[1]
+        body = clause[label.end() :]
+        purpose = label[1]
     for_computing = bool(_COMPUTE.search(purpose))
     for_others = bool(_OTHERS.search(purpose)) and not for_computing
     tokens = [(kind, match) for kind, match in tokens_of(body) if kind != "filler"]

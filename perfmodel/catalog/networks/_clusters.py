@@ -233,7 +233,8 @@ def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]
     The description with more detail on adapters and rates is used, or the first if both have as
     much. A name that it lacks comes from the other.
     """
-    first, second = read_network(name), read_network(as_stated)
+    first = read_network(name)
+    second = read_network(as_stated)
     if first.absent:
         return first, ()
     chosen, secondary = (

@@ -69,7 +69,8 @@ class Network:
             return f"{rack}{counted}".strip().removesuffix(",")
         rate = f"{self.gbit_per_s:.12g} Gb/s"
         if self.adapters is not None:
-            scope, rate = self.scope, f"{self.adapters}x {rate}"
+            scope = self.scope
+            rate = f"{self.adapters}x {rate}"
         else:
             scope = "adapter" if self.scope == "device" else self.scope
         return f"{rack}{rate} {self.name}".rstrip() + (

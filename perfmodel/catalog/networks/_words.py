@@ -195,7 +195,8 @@ def _network(fabric: AdapterSet, text: str) -> Network:
     scope = by_word.get(fabric.scope, "node")
     # Google names the protocol, and the machine that has it has one rate.
     if rate is None and fabric.family in _TCPX_NODE_GBIT and count is None:
-        rate, scope = float(_TCPX_NODE_GBIT[fabric.family]), "node"
+        rate = float(_TCPX_NODE_GBIT[fabric.family])
+        scope = "node"
     elif rate is None and link is not None:
         rate = link
         if count is None:

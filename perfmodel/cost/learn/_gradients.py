@@ -254,7 +254,8 @@ def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 def _shares(query: Query) -> _Shares:
     """Shares that norms of the requested software reach; those of fused norms if it was not
     timed."""
-    software, die = (query.software or "").partition(";")[0], query.figures.die
+    software = (query.software or "").partition(";")[0]
+    die = query.figures.die
     return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
 
 
@@ -365,7 +366,8 @@ def _direct_preference(
     """Sort key of the stack that answers a kind directly, if it is the requested one or has enough
     rows."""
     answer = plan(query, kind)
-    stack, known = stacks[answer.terms[0].stack], answer.terms[0].kind
+    stack = stacks[answer.terms[0].stack]
+    known = answer.terms[0].kind
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source
     if answer.mode not in ("direct", "sibling") or known != kind or not enough:
         return None

@@ -155,7 +155,8 @@ def with_half_batches(
             break
         place = n_parts + np.arange(len(even))
         half[even] = place
-        source, batch = source[even], batch[even] / 2
+        source = source[even]
+        batch = batch[even] / 2
     source = np.concatenate(sources)
     batch = np.concatenate(batches)
     half = np.concatenate(halves)

@@ -38,7 +38,8 @@ def describe_calibration(calibration: Path | str | None = None) -> dict[str, str
             odd = [f"{count:,} rows set aside: {why}" for why, count in file["set_aside"].items()]
             lines[file["name"]] = "; ".join([f"{file['series']} measured series", *odd])
         else:
-            devices, software = len(file["devices"]), len(file["software"])
+            devices = len(file["devices"])
+            software = len(file["software"])
             lines[file["name"]] = (
                 f"{file['rows']:,} rows, {devices} devices, {software} software versions"
             )

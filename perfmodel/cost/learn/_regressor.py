@@ -332,7 +332,8 @@ class Regressor:
         params_asked = term_constants(self.params, self.stacks, self.groups, terms)
 
         # The work is that of the requested kind, the kernel that of the measured kind.
-        kinds, work = [t.kind for t in terms], [t.work or t.kind for t in terms]
+        kinds = [t.kind for t in terms]
+        work = [t.work or t.kind for t in terms]
         measured = KindColumns.of(kinds, term_at)
         as_measured = FAMILIES[rows.family].as_measured
         shape_measured = as_measured(

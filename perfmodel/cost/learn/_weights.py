@@ -195,7 +195,8 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     except KeyError as error:
         raise CalibrationError(f"{path}: array {error} is missing; fit the weights again") from None
     # arrays that do not fit the description would give wrong times instead of an error
-    n_groups, n_stacks = len(params.log_fixed_s), params.stack_embedding.shape[-2]
+    n_groups = len(params.log_fixed_s)
+    n_stacks = params.stack_embedding.shape[-2]
     if n_groups != len(groups) or n_stacks != len(stacks):
         raise CalibrationError(
             f"{path}: arrays and description disagree in size; fit the weights again"

@@ -87,7 +87,8 @@ def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, g
 def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
     """(a^p + b^p)^(1/p) of positive times, without overflow."""
     # only the ratio is raised to the power, which is at most 1
-    larger, smaller = xp.maximum(a, b), xp.minimum(a, b)
+    larger = xp.maximum(a, b)
+    smaller = xp.minimum(a, b)
     return larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
 
 
@@ -147,7 +148,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
         node = xp.floor(place).astype(np.int32)
         weight = (place - node).astype(z.dtype)[:, None]
         table = params.tables[number]
-        below, above = table[..., stack, node, :], table[..., stack, node + 1, :]
+        below = table[..., stack, node, :]
+        above = table[..., stack, node + 1, :]
         parts.append(below * (1 - weight) + above * weight)
 
     hidden = xp.concatenate(parts, axis=-1)
@@ -208,7 +210,8 @@ def log_time_and_positions(
     # time = roofline with fitted efficiencies x exp(what the network learned beside it)
     log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
     correction = residual(xp, family, params, z, positions, inputs.stack)
-    log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
+    log_kernel = log_base + correction
+    log_floor = params.log_floor_s[inputs.group]
 
     # If the host's launch hides the kernel, measurements do not show its time, and the base time is
     # used.
@@ -221,7 +224,8 @@ def log_time_and_positions(
             log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s
         )
         log_base = xp.log(base_time(xp, params_elsewhere, physics, elsewhere.machine, inputs.group))
-        log_kernel, log_floor = log_base + correction, params_elsewhere.log_floor_s[inputs.group]
+        log_kernel = log_base + correction
+        log_floor = params_elsewhere.log_floor_s[inputs.group]
 
     # Eager measurements hold the host's launch, so errors on them are of the two together; a step
     # has its own host.
@@ -264,7 +268,8 @@ def term_constants(
     for (stack, kind), i in index.items():
         groups_of_source.setdefault((stacks[stack].source, kind), []).append(i)
     at = np.array([index[(term.stack, term.kind)] for term in terms])
-    log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
+    log_memory = params.log_memory[at]
+    log_floor = params.log_floor_s[at].copy()
     for i, term in enumerate(terms):
         donor = stacks[term.stack]
         if donor.figures == term.figures:

@@ -184,7 +184,8 @@ def make_plan(
 
     # 3. Related devices, by the kind itself or through its forward, whichever was timed on more
     # similar devices.
-    related, forward = _related_plan(request), _through_forward(request)
+    related = _related_plan(request)
+    forward = _through_forward(request)
     if (
         related is None
         or forward is None
@@ -311,7 +312,9 @@ def _through_forward(request: KernelRequest) -> Plan | None:
 def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
     """Terms of the ratio of a pass to forward, on the most similar device with enough rows of both;
     else none."""
-    kind, forward, stacks = request.kind, request.forward.kind, request.stacks
+    kind = request.kind
+    forward = request.forward.kind
+    stacks = request.stacks
     donors = []
     for i, stack in enumerate(stacks):
         rows = stack.kinds.get(kind, 0)

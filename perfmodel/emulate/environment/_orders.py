@@ -181,7 +181,8 @@ class Conditions:
         """Additional seconds of the network for a call of a kind."""
         # A sweep changes the delay with the iteration while the script runs, so that one run gives
         # a whole curve.
-        orders, kind = self._orders, delayed_as(kind)
+        orders = self._orders
+        kind = delayed_as(kind)
         delay_s = orders.delays_s.get(kind, 0.0)
         if kind == orders.swept:
             delay_s += orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]

@@ -52,7 +52,8 @@ class EmulatedGroup(_ProcessGroup):
         """Measure the emulation overhead of a call, before the script starts."""
         # Without other real members, so that trials wait for nobody; sequence numbers start anew
         # afterwards.
-        tensor, members = torch.zeros(1), self._real_members
+        tensor = torch.zeros(1)
+        members = self._real_members
         self._real_members = ()
         self._rank.measure_overhead(
             lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once)
@@ -95,7 +96,8 @@ class EmulatedGroup(_ProcessGroup):
     abort = shutdown
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
-        tensors, op = _listed(tensors), _reduction(opts)
+        tensors = _listed(tensors)
+        op = _reduction(opts)
         call = _call("all_reduce", tensors, tensors, self._name_of_reduction(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
@@ -190,7 +192,9 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         """Reduce tensors on the root."""
-        tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
+        tensors = _listed(tensors)
+        root = _root(opts)
+        op = _reduction(opts)
         call = _call(
             "reduce", tensors, tensors, f"{self._name_of_reduction(op)}, root {self.members[root]}"
         )

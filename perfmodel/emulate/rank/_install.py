@@ -139,7 +139,8 @@ def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
     from torch.distributed import TCPStore  # pyright: ignore
 
     # Waiting for workers would wait for ranks that do not exist.
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     keeper = orders.rank == min(orders.real_ranks)
     yield (
         TCPStore(address, port, None, keeper, TIMEOUT, wait_for_workers=False),

@@ -152,7 +152,8 @@ class Lane:
             self.put(work)
             work.wait()
             return 0.0
-        noted, thread_s = work.noted, time.thread_time()
+        noted = work.noted
+        thread_s = time.thread_time()
         self._answer(work, thread_s, waits=True)
         noted.wait_start_s, noted.wait_end_s = noted.issued_s, noted.end_s or time.perf_counter()
         return noted.core_s

@@ -49,7 +49,8 @@ class Rank:
         # Emulated calls are compared by the environment.
         if not orders.address and len(orders.real_ranks) > 1:
             watch_waiting(Path(orders.out), orders.rank, torch)
-        self._overhead, self._trial = {False: (0.0, 0.0), True: (0.0, 0.0)}, False
+        self._overhead = {False: (0.0, 0.0), True: (0.0, 0.0)}
+        self._trial = False
         self.at_end: list[Callable[[], None]] = []
         self._torch, self._process = torch, os.getpid()
         atexit.register(self._leave)
@@ -83,7 +84,8 @@ class Rank:
                 memory.add_(1.0)
                 for _ in range(_COLD_PRODUCTS):
                     self._torch.mm(matrix, matrix)
-                start_s, core_s = time.perf_counter(), time.process_time()
+                start_s = time.perf_counter()
+                core_s = time.process_time()
                 work = call(at_once)
                 if not at_once:
                     work.wait()

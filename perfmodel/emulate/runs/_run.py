@@ -63,9 +63,11 @@ class RankRun:
         """
         import pandas as pd
 
-        ends, rows = self.ends, []
+        ends = self.ends
+        rows = []
         for number in range(1, len(ends)):
-            start, end = ends.iloc[number - 1], ends.iloc[number]
+            start = ends.iloc[number - 1]
+            end = ends.iloc[number]
             inside: Any = self.marks[
                 (self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)
             ]

@@ -54,7 +54,8 @@ def iteration(rank: RankRun, number: int) -> Iteration:
     all collectives that this pass has issued. The wait begins when the thread's own work is done.
     """
     # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
-    first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]
+    first = rank.ends.iloc[number - 1]
+    last = rank.ends.iloc[number]
     begin_s = float(first.wall_s)
     time_s = float(last.wall_s - first.wall_s)
     calls: Any = (
@@ -95,7 +96,8 @@ class _Cutter:
         """Calls that the script waits for explicitly, or is known to have waited for."""
         self._phase: Phase = "forward"
         # Start of the span under way, and the calls that it comes after.
-        self._start_s, self._after = 0.0, ()
+        self._start_s = 0.0
+        self._after = ()
         # A moment at which the processor time of the thread is known.
         self._known_s = 0.0
         self._known_thread_s = thread_s
@@ -125,7 +127,8 @@ class _Cutter:
         else:
             if moment_s > self._start_s or self._after:
                 self._close(moment_s)
-            self._start_s, self._after = moment_s, ()
+            self._start_s = moment_s
+            self._after = ()
         if name in _PHASE_AFTER:
             self._phase = _PHASE_AFTER[name]
 
@@ -245,7 +248,8 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
         ends_s = rank.ends.wall_s.to_numpy()
         lanes: dict[tuple[str, str], int] = {}
         for number in range(max(1, len(ends_s) - steps), len(ends_s)):
-            recorded, begin_s = iteration(rank, number), float(ends_s[number - 1])
+            recorded = iteration(rank, number)
+            begin_s = float(ends_s[number - 1])
             for span in recorded.spans:
                 if span.end_s > span.start_s:
                     activities.append(

@@ -54,7 +54,8 @@ def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
             time.sleep(_LOOK_S)
             outstanding = _entries(dump, only_active=True)
             # A call that was there at the last look already has waited for half a second.
-            before, oldest = oldest, tuple(entry["record_id"] for entry in outstanding[:1])
+            before = oldest
+            oldest = tuple(entry["record_id"] for entry in outstanding[:1])
             if oldest and oldest == before:
                 _write(waiting_path(folder, rank), outstanding, _entries(dump, only_active=False))
 

@@ -188,14 +188,17 @@ class Connection:
 
     def _open(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> None:
         """Take whole messages out of the receive buffer, and the available data of the last one."""
-        box, at, have = self._box, 0, self._have
+        box = self._box
+        at = 0
+        have = self._have
         # Many messages are headers alone; one read may bring dozens.
         while have - at >= HEADER.size:
             _, kind, slot, _, nbytes, _ = HEADER.unpack_from(box, at)
             at += HEADER.size
             header = Header(kind, slot, nbytes)
             if kind == DATA and nbytes:
-                incoming, available = place(header), min(nbytes, have - at)
+                incoming = place(header)
+                available = min(nbytes, have - at)
                 incoming.room()[:available] = box[at : at + available]
                 incoming.arrived += available
                 at += available

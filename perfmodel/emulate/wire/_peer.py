@@ -33,7 +33,8 @@ def main() -> int:
     may_compile = bool(fields.pop("compiled"))
     peer = _peer(Orders.from_fields(fields), network, may_compile)
     failure = ""
-    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    begin_s = time.perf_counter()
+    cpu_s = time.process_time()
     # The ranks' script may be interrupted; this process ends after it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"ready {peer.port}", flush=True)

@@ -185,7 +185,9 @@ class Peer:
         """Send or grant one message of every operation in turn, for as long as there are any."""
         # Round robin over operations, one message each: NeuronaBox's fairness between streams
         # (section 2.2).
-        turn, woken, now_s = self._runnable, set[_Endpoint](), 0.0
+        turn = self._runnable
+        woken = set[_Endpoint]()
+        now_s = 0.0
         while turn:
             end, operation, pair = entry = turn.popleft()
             now_s = time.perf_counter()
@@ -274,7 +276,8 @@ class Peer:
     def _arrived(self, end: _Endpoint, header: Header) -> None:
         """Pass a message to its operation."""
         # gloo's handshake: both sides announce, then the data follow.
-        operation, now_s = self._operation(end, header), time.perf_counter()
+        operation = self._operation(end, header)
+        now_s = time.perf_counter()
         pair = operation.pair(end.peer, end.connection)
         if header.what == RECV_READY:
             pair.asked.append(Message(header.nbytes, now_s))
@@ -307,7 +310,8 @@ class Peer:
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
         # Emulated ranks arrive together with the real one, except for delays of a what-if.
         late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
-        slot, begin_s = header.slot, now_s + late_s
+        slot = header.slot
+        begin_s = now_s + late_s
         operation = Operation(
             slot,
             len(group.members),
@@ -361,7 +365,8 @@ class Peer:
             if (name, members) not in self._bases:
                 self._bases[name, members] = self._next_base
                 self._next_base += len(members) ** 2
-            base, place = self._bases[name, members], members.index(rank)
+            base = self._bases[name, members]
+            place = members.index(rank)
             conditions, links = self._reals.setdefault(rank, (Conditions(self._orders), Links()))
             source = ring_source(members, self._orders.real_ranks, place)
             group = Group(name, members, place, conditions, links, source)

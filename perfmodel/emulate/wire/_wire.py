@@ -278,7 +278,8 @@ def clock_ahead_s(orders: Orders) -> float:
         EmulationError: the peer cannot be reached.
     """
     peer_host, _, port = orders.wire.rpartition(":")
-    fastest_s, ahead_s = float("inf"), 0.0
+    fastest_s = float("inf")
+    ahead_s = 0.0
     for _ in range(_CLOCK_ROUNDS):
         try:
             with (
@@ -298,7 +299,8 @@ def clock_ahead_s(orders: Orders) -> float:
         # The clock was read somewhere between sending and the answer: in the middle, with an error
         # of at most half the round.
         if back_s - sent_s < fastest_s:
-            fastest_s, ahead_s = back_s - sent_s, there_s - (sent_s + back_s) / 2
+            fastest_s = back_s - sent_s
+            ahead_s = there_s - (sent_s + back_s) / 2
     return ahead_s
 
 

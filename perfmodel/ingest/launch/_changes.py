@@ -79,7 +79,8 @@ def changed_settings(
 
     changes = []
     for name in dict.fromkeys((*reading.entries, *entries)):
-        before, after = reading.entries.get(name), entries.get(name)
+        before = reading.entries.get(name)
+        after = entries.get(name)
         if before is not after:
             changes.append(_change(launch, reading.form, name, before, after))
     unsettled = target.wrong_fields(entries)

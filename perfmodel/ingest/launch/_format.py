@@ -88,7 +88,8 @@ class LaunchFormat:
         # Each rule takes the keys that it knows. Later rules win where two state one field, so that
         # tables list the general key first and the particular one after it.
         entries = self._with_names_of_models(entries)
-        fields, defaults = dict(self.always), {}
+        fields = dict(self.always)
+        defaults = {}
         understood: set[str] = set()
         undefined_keys = self._undefined(entries, place, settled, notes)
         for rule in self.table:

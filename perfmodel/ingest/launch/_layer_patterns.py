@@ -63,7 +63,8 @@ def _evaluated_list(node: ast.AST) -> list[int] | int:
     if isinstance(node, ast.ListComp):
         return _repeated(node)
     if isinstance(node, ast.BinOp):
-        lhs, rhs = _evaluated_list(node.left), _evaluated_list(node.right)
+        lhs = _evaluated_list(node.left)
+        rhs = _evaluated_list(node.right)
         operation = _OPERATIONS.get(type(node.op))
         if operation is not None and isinstance(lhs, int) and isinstance(rhs, int):
             if max(abs(lhs), abs(rhs)) > MOST_LAYERS:

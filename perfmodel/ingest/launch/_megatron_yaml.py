@@ -175,11 +175,13 @@ def as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     arguments: dict[str, Entry] = {}
     for name, entry in stated.items():
         if name in _OPPOSITES:
-            name, entry = _OPPOSITES[name], replace(entry, value=entry.value is False)
+            name = _OPPOSITES[name]
+            entry = replace(entry, value=entry.value is False)
         # Megatron-Core's configuration has functions where the command line has a switch for each
         # gate.
         if name == "activation-func" and entry.value in ("swiglu", "geglu"):
-            name, entry = str(entry.value), replace(entry, value=True)
+            name = str(entry.value)
+            entry = replace(entry, value=True)
         if entry.value is not False and entry.value is not None:
             arguments[name] = entry
     return arguments

@@ -56,7 +56,8 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
             # Latent attention expands its compressed keys and values to every head: no groups share
             # them.
             sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["latent_attention"].v_head_dim}
-        mamba, delta_net = _of(known, "mamba."), _of(known, "delta.")
+        mamba = _of(known, "mamba.")
+        delta_net = _of(known, "delta.")
         if mamba:
             sizes["mamba"] = Mamba(**mamba)
         if delta_net:

@@ -63,7 +63,8 @@ def _read(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write(fields: Fields) -> Mapping[str, Any]:
-    dtype, recipe = str(fields.get("dtype")), str(fields.get("fp8_recipe") or "")
+    dtype = str(fields.get("dtype"))
+    recipe = str(fields.get("fp8_recipe") or "")
     name = _WRITTEN.get((dtype, recipe), _WRITTEN.get((dtype, "")))
     return {"mixed_precision": _USUAL_FP8 if name is None and dtype == "fp8" else name}
 

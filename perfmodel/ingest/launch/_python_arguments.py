@@ -94,7 +94,8 @@ def parsed(
         settings: dict[str, Any] = {"default": argparse.SUPPRESS}
         if not declared.is_positional:
             settings["dest"] = declared.destination
-        action, nargs = declared.keywords.get("action"), declared.keywords.get("nargs")
+        action = declared.keywords.get("action")
+        nargs = declared.keywords.get("nargs")
         if isinstance(action, str) and action != "extend":
             settings["action"] = action
         elif action == Symbol("argparse.BooleanOptionalAction"):

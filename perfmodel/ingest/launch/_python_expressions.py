@@ -254,7 +254,8 @@ class Expressions(ABC):
                 if isinstance(owner, ScriptObject):
                     self.write(owner.fields, target.attr, MISSING)
             case ast.Subscript():
-                container, key = self.value(target.value, scope), self.value(target.slice, scope)
+                container = self.value(target.value, scope)
+                key = self.value(target.slice, scope)
                 if isinstance(container, dict) and is_known(key):
                     self.write(container, key, MISSING)
                 elif (

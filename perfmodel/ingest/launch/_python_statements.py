@@ -239,7 +239,8 @@ class Follower(Calls):
                 if isinstance(owner, Class):
                     self.write(owner.names, target.attr, value)
             case ast.Subscript():
-                container, key = self.value(target.value, scope), self.value(target.slice, scope)
+                container = self.value(target.value, scope)
+                key = self.value(target.slice, scope)
                 if isinstance(container, dict) and isinstance(key, (str, int, tuple)):
                     self.write(container, key, value)
                 elif (

@@ -55,7 +55,9 @@ def _model_name(part: ScriptObject) -> str:
         named = re.fullmatch(r"([A-Za-z]+)(\d*)(?:Config|ModelProvider)(\w*)", class_of(candidate))
         if named is None:
             continue
-        family, version, size = named[1].lower(), ".".join(named[2]), named[3].lower()
+        family = named[1].lower()
+        version = ".".join(named[2])
+        size = named[3].lower()
         for name in (f"{family}{version}-{size}", f"{family}-{version}-{size}", f"{family}-{size}"):
             if catalog_model(name) is not None:
                 return name

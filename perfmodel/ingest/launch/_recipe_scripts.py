@@ -191,7 +191,8 @@ def _read(
         source, form = nemo_entries(source)
         devices = whole_devices(settings.entries, place)
     else:
-        source, form = replace(source, entries=with_precision(source.entries)), BRIDGE
+        source = replace(source, entries=with_precision(source.entries))
+        form = BRIDGE
         devices = _devices_of_executor(followed)
     doubts = [*setting_doubts(settings, form), *_handed_over(recipe, followed)]
     source = replace(

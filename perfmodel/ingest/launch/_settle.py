@@ -129,8 +129,10 @@ def _degrees(
     pp = known.get("pp", 1)
     group = known.get("tp", 1) * pp * known.get("cp", 1)
     devices = overrides.devices or known.get("devices")
-    accum, dp = known.get("grad_accum"), known.get("dp")
-    micro, total = known.get("micro_batch"), known.get("global_batch")
+    accum = known.get("grad_accum")
+    dp = known.get("dp")
+    micro = known.get("micro_batch")
+    total = known.get("global_batch")
 
     # The caller's devices with the file's model parallelism make other replicas than the file has.
     if overrides.devices is not None and not any(

@@ -214,7 +214,8 @@ def accumulated(fields: Fields, unstated: str) -> int:
     if no global batch is known)."""
     # One pass of all replicas works on `per_micro_batch` sequences; a step is a whole number of
     # such passes.
-    total, per_micro_batch = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
+    total = fields.get("global_batch")
+    per_micro_batch = fields["micro_batch"] * fields["dp"]
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")
     if total % per_micro_batch:
@@ -227,7 +228,8 @@ def accumulated(fields: Fields, unstated: str) -> int:
 def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:
     """Layers of each virtual stage (raises `LaunchFileError`, which names `who` needs this and the
     `remedy`, if the layers do not divide evenly)."""
-    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
+    layers = fields.get("layers", 0)
+    stages = fields["pp"] * fields["vpp"]
     if not layers or layers % stages:
         raise LaunchFileError(
             f"{who} takes the layers per stage, but {layers or 'unknown'} layers cannot be divided into "

@@ -232,7 +232,9 @@ def _activities_of_device(
     activities = activities_of(file, file.device_work, operators, shift_us)
     around = parents_of(file.operators)
     known: dict[int, Row | None] = {}
-    options, skipped, calls = ReadOptions(), Counter[str](), []
+    options = ReadOptions()
+    skipped = Counter[str]()
+    calls = []
     for position, (event, operator, activity) in enumerate(
         zip(file.device_work, operators, activities, strict=True)
     ):

@@ -171,7 +171,8 @@ def merged_intervals(
     # Sorted by start, a new interval begins wherever all before have ended: no loop over millions
     # of kernels.
     order = np.argsort(start_s, kind="stable")
-    start_s, reached_s = start_s[order], np.maximum.accumulate(end_s[order])
+    start_s = start_s[order]
+    reached_s = np.maximum.accumulate(end_s[order])
     first = start_s > np.append(-np.inf, reached_s)[:-1]  # all before it have ended
     return start_s[first], reached_s[np.roll(first, -1)]
 

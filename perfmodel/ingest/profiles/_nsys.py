@@ -275,7 +275,8 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
             zip([*file.kernels, *file.copies], activities, strict=True)
         ):
             launch = launch_of(file, row)
-            call, launched_s = None, float("nan")
+            call = None
+            launched_s = float("nan")
             if launch is not None:
                 # On the common clock the launch is as far from the kernel as in the report.
                 launched_s = activity.start_s + (launch["end"] - row["start"]) * 1e-9

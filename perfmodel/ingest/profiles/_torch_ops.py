@@ -190,7 +190,8 @@ def _embedding(op: TorchOp) -> Row:
 
 def _embedding_backward(op: TorchOp) -> Row:
     """`embedding_dense_backward(gradient, indices, num_weights, ...)`."""
-    hidden, vocab = op.shapes[0][-1], int(op.concrete[2])
+    hidden = op.shapes[0][-1]
+    vocab = int(op.concrete[2])
     tokens = prod(op.shapes[1])
     return {
         "op_family": "embedding",

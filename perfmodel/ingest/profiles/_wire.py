@@ -25,10 +25,12 @@ def fields(data: bytes, place: object) -> dict[int, list[Field]]:
         TableError: bytes that are not a message, or end within one.
     """
     values: dict[int, list[Field]] = defaultdict(list)
-    position, end = 0, len(data)
+    position = 0
+    end = len(data)
     while position < end:
         key, position = _varint(data, position, place)
-        number, wire = key >> 3, key & 7
+        number = key >> 3
+        wire = key & 7
         if wire == _VARINT:
             value, position = _varint(data, position, place)
             values[number].append(value)

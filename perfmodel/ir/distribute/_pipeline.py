@@ -193,7 +193,8 @@ class _Pipeline:
 
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
         """A copy's parameters on a device: the value, or a part per micro-batch."""
-        tensor, spread = self._program.types[name].on(device), self._sharding[name]
+        tensor = self._program.types[name].on(device)
+        spread = self._sharding[name]
         # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
             self._parameters.append(Parameter(copy, tensor))

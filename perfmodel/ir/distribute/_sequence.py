@@ -51,7 +51,9 @@ class _Slicing:
     """State of one walk over a program's instructions."""
 
     def __init__(self, program: Program, count: int) -> None:
-        self._program, self._types, self._count = program, program.types, count
+        self._program = program
+        self._types = program.types
+        self._count = count
         self._spread: dict[str, Sharding] = {}
         self._names: dict[str, Sequence[str]] = {}
         """By value: its names on the slices, either one name per slice or the same one for all."""

@@ -136,7 +136,8 @@ class _Spreading:
 
     def _parameter(self, name: str) -> list[Parameter]:
         """Return the parameters of all parts that stand for one parameter."""
-        tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
+        tensor = self._types[name]
+        sharding = self._plan.inputs.get(name, REPLICATED)
         if isinstance(sharding, Sharded):
             self._divides(name, sharding.axis)
             tensor = tensor.with_size(
@@ -149,7 +150,8 @@ class _Spreading:
         ]
 
     def _divides(self, name: str, axis: int) -> None:
-        n, parts = self._types[name].shape[axis], self._plan.parts
+        n = self._types[name].shape[axis]
+        parts = self._plan.parts
         if n % parts:
             raise LayoutError(
                 f"%{name}: its axis {axis} of {n} is not divisible by {parts} devices; use a divisor, or pad it "

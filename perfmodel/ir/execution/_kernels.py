@@ -230,7 +230,9 @@ def attention(*parts: Array, call: KernelCall) -> Array:
     (batch, seq, width), heads = parts[-1].shape, call["heads"]
     size = width // (3 * heads)
     qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
-    q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
+    q = qkv[:, -seq:, :, 0]
+    k = qkv[:, :, :, 1]
+    v = qkv[:, :, :, 2]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
     # The last query sees every key, whatever part of the sequence the queries are.
     if call.get("causal"):
@@ -358,7 +360,8 @@ def _compiled(
 ) -> Callable[..., tuple[Array, ...]]:
     """Compile the kernel of an op for given attributes and output shapes."""
     # Attributes and output shapes are closed over, so they are static to the compiler.
-    kernel, call = KERNELS[op], KernelCall(attributes, outputs)
+    kernel = KERNELS[op]
+    call = KernelCall(attributes, outputs)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
         result = kernel(*arrays, call=call)

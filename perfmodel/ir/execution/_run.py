@@ -185,13 +185,15 @@ def _clock_offsets(group: RankGroup) -> Float[np.ndarray, " ranks"]:
     one clock).
     """
 
-    best_s, offset_s = np.inf, np.zeros(group.num_ranks)
+    best_s = np.inf
+    offset_s = np.zeros(group.num_ranks)
     for _ in range(_CLOCK_ROUNDS):
         start_s = time.perf_counter()
         clock_s = np.array(group.ask("clock_s"))
         took_s = time.perf_counter() - start_s
         if took_s < best_s:
-            best_s, offset_s = took_s, clock_s - clock_s[0]
+            best_s = took_s
+            offset_s = clock_s - clock_s[0]
     return np.where(np.abs(offset_s) <= best_s, 0.0, offset_s)
 
 
@@ -203,11 +205,13 @@ def _timeline(
     """Convert a run's times to a timeline that starts with the first rank."""
     # All times on rank 0's clock, counted from the first instruction that any rank reaches.
     structure = prepared.structure
-    start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+    start_s = np.zeros(structure.n_ops)
+    end_s = np.zeros(structure.n_ops)
     origin_s = min(
         reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached
     )
-    device, is_instruction = structure.device, prepared.instruction >= 0
+    device = structure.device
+    is_instruction = prepared.instruction >= 0
     for rank, (reached, done) in enumerate(record):
         # The structure's ops of a device stand in the order of its program.
         ops = np.flatnonzero(is_instruction & (device == rank))

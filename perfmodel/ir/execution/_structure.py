@@ -111,7 +111,8 @@ class _Nodes:
     def edges(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
         """Edges from each node to those that wait for it, as node numbers; the last node is the end
         of the program."""
-        entry, n = self.entry, len(self.device)
+        entry = self.entry
+        n = len(self.device)
         # A stable sort by stream keeps program order inside each stream, so neighbours are
         # consecutive work of one stream.
         order = np.argsort(self.stream, kind="stable")

@@ -152,7 +152,8 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 def _send(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Send and acknowledge, so that the sender, too, ends when the message has arrived."""
     # The acknowledgement goes the other way, so neither side is done before both are.
-    torch, dist = torch_module(), _dist()
+    torch = torch_module()
+    dist = _dist()
     acknowledgement = torch.zeros(1, device=x.device)
     if collective.place == 0:
         dist.send(x, collective.group[1])
@@ -179,7 +180,8 @@ def _reduced(collective: _Collective, x: TorchTensor) -> TorchTensor:
 
 def _gathered(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Concatenate the tensors of all members."""
-    torch, dist = torch_module(), _dist()
+    torch = torch_module()
+    dist = _dist()
     parts = [torch.empty_like(x) for _ in collective.group]
     dist.all_gather(parts, x.contiguous(), group=collective.handle)
     return torch.cat(collective.in_order(parts), dim=collective.values["axis"])
@@ -196,7 +198,8 @@ def _reduce_scatter(collective: _Collective, x: TorchTensor) -> TorchTensor:
 
 def _all_to_all(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Send a part to every member, and concatenate the parts received."""
-    torch, dist = torch_module(), _dist()
+    torch = torch_module()
+    dist = _dist()
     parts = dict(
         zip(
             collective.group,

@@ -80,7 +80,8 @@ def _event(
     inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)
     # Ranks of one node and of several differ in reach, and groups beside it share each host's link.
     if OPS[instruction.op].collective and len(group) > 1:
-        operand, place = inputs[0], cluster.reach(group, function.n_devices)
+        operand = inputs[0]
+        place = cluster.reach(group, function.n_devices)
         across_hosts = place.ranks_per_node < len(group)
         kind = _CARRIED_BY.get(instruction.op, instruction.op)
         return Transfer(
@@ -136,7 +137,8 @@ class EventSession(ProgramSession):
         self._line_up()
         call_times = []
         for call in self._calls:
-            start_s, start_work_s = time.perf_counter(), time.process_time()
+            start_s = time.perf_counter()
+            start_work_s = time.process_time()
             self.finished(call())
             wall_s = time.perf_counter() - start_s
             call_times.append(CallTime(wall_s, time.process_time() - start_work_s))

@@ -80,7 +80,8 @@ def _layer_norm(torch: Any, x: Any, gain: Any, shift: Any, call: KernelCall) -> 
 
 def _layer_norm_grad(torch: Any, x: Any, gain: Any, dy: Any, call: KernelCall) -> Any:
     """Gradients of a layer norm's operands, by ATen's own backward kernel."""
-    shape, epsilon = list(gain.shape), call.get("epsilon", 1e-5)
+    shape = list(gain.shape)
+    epsilon = call.get("epsilon", 1e-5)
     # ATen's backward takes the statistics that its forward saves; the program's op has only
     # operands, so they are made anew.
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, gain, None, epsilon)

@@ -129,7 +129,8 @@ class Emitter:
         without gaps."""
         # An embedding of positions or a mask depends on no numbered weight; on a pipeline it should
         # sit where it is used.
-        instructions, first_use = self.builder.instructions, dict[str, int]()
+        instructions = self.builder.instructions
+        first_use = dict[str, int]()
         # Backwards, so that the layers of all users are known before what they use.
         for place in reversed(range(len(instructions))):
             instruction = instructions[place]

@@ -211,7 +211,8 @@ def _without_dead(program: Program) -> Program:
     function = program.function
     # Readers emit whatever the graph has; statistics, caches and unused heads go here, with their
     # weights.
-    live, instructions = set(function.outputs), []
+    live = set(function.outputs)
+    instructions = []
     for instruction in reversed(function.instructions):
         if live.intersection(instruction.outputs):
             live.update(instruction.inputs)
@@ -358,7 +359,8 @@ def _chain(
         return None
     # Each step must act on columns independently: a bias is cut along with the weight, a reshape
     # may only regroup rows.
-    value, steps = split.inputs[0], list[Instruction]()
+    value = split.inputs[0]
+    steps = list[Instruction]()
     cut: dict[str, int] = {}
     width = types[value].shape[-1]
     # From the split backwards, through biases and reshapes that leave the last axis alone, to the

@@ -224,7 +224,8 @@ class _Origins:
             source = node.inputs[0]
             if source.array.n_elements > value.array.n_elements:
                 return value
-            value, node = source, self._maker.get(source)
+            value = source
+            node = self._maker.get(source)
         return value
 
     def maker(self, value: Value) -> Node | None:

@@ -210,11 +210,14 @@ class Rules:
         # An update in place reads and writes its slice; a scatter reads the old values, too.
         match opcode:
             case "dynamic-update-slice":
-                traffic, streamed_array = 2 * inputs[1].array.n_bytes, inputs[1].array
+                traffic = 2 * inputs[1].array.n_bytes
+                streamed_array = inputs[1].array
             case "scatter":
-                traffic, streamed_array = 3 * updates.n_bytes, updates
+                traffic = 3 * updates.n_bytes
+                streamed_array = updates
             case "gather":
-                traffic, streamed_array = 2 * out.n_bytes, out
+                traffic = 2 * out.n_bytes
+                streamed_array = out
             case _:
                 traffic = sum(v.array.n_bytes for v in {*inputs, *outputs})
                 streamed_array = first

@@ -83,7 +83,8 @@ def parse_module(text: str) -> HloModule:
         opening = _COMPUTATION.match(line)
         if opening is not None:
             is_entry, current = opening.groups()
-            body, root = [], ""
+            body = []
+            root = ""
             if is_entry:
                 entry = current
             continue

@@ -202,9 +202,11 @@ def _row_wise(
     flops = _row_wise_flops(name, n_in, updates.n_elements, out.n_elements, window)
     # An update in place reads and writes its slice; a scatter reads the old values, too.
     if name == "dynamic_update_slice":
-        traffic, streamed_array = 2 * arrays[1].n_bytes, arrays[1]
+        traffic = 2 * arrays[1].n_bytes
+        streamed_array = arrays[1]
     elif name.startswith("scatter"):
-        traffic, streamed_array = 3 * updates.n_bytes, updates
+        traffic = 3 * updates.n_bytes
+        streamed_array = updates
     elif name == "gather":
         traffic = 2 * out.n_bytes + sum(a.n_bytes for a in arrays[1:])
         streamed_array = out
@@ -261,7 +263,8 @@ def _linear_algebra_flops(name: str, shapes: list[tuple[int, ...]]) -> float | N
     if not shapes or len(shapes[0]) < 2:
         return None
     *batch, m, n = shapes[0]
-    count, short = prod(batch), min(m, n)
+    count = prod(batch)
+    short = min(m, n)
     match name:
         case "cholesky":
             return count * n**3 / 3

@@ -332,7 +332,8 @@ def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
         heads = int(a.get("q_num_heads", a.get("num_heads", 1)))
         kv_heads = int(a.get("kv_num_heads", heads))
         (batch, seq_q, width), seq_kv = q.shape, k.shape[1]
-        size, size_v = width // heads, v.shape[-1] // kv_heads
+        size = width // heads
+        size_v = v.shape[-1] // kv_heads
     return Attention(
         op="flash_attention",
         dtype=q.dtype,

@@ -55,7 +55,8 @@ def onnx_program(
             named.
     """
     onnx, model = load_onnx(model)
-    graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
+    graph = model.graph
+    reader = Graph(name or model.graph.name or "onnx")
     operands = _operands(graph)
     _read_initializers(onnx, reader, graph, operands)
     _read_inputs(onnx, reader, graph, dims or {}, dict(values or {}))
@@ -73,7 +74,8 @@ def _read_initializers(onnx: Any, reader: Graph, graph: Any, operands: frozenset
         if node.op_type == "BatchNormalization":
             statistics.update(node.input[3:])
     for tensor in graph.initializer:
-        kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
+        kind = element_type(onnx, tensor.data_type)
+        shape = tuple(tensor.dims)
         # Integers and single numbers are shapes, indices and scales.
         is_float = kind.startswith(("float", "bfloat")) and np.prod(shape) > 1
         if is_float and tensor.name not in statistics and _trained(tensor.name, operands):

@@ -205,7 +205,8 @@ class _Walk:
 
     def _top_k(self, eqn: Any, items: list[Item]) -> list[Item]:
         """The largest entries of every row and their places."""
-        x, array = items[0], array_of(eqn.invars[0])
+        x = items[0]
+        array = array_of(eqn.invars[0])
         last = len(array.shape) - 1
         if not isinstance(x, Ref) or eqn.params.get("axis", last) not in (-1, last):
             raise CannotMapError("the largest entries along an axis other than the last")
@@ -219,7 +220,8 @@ class _Walk:
         n, is_reversed = eqn.params["length"], eqn.params["reverse"]
         n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
         n_unscanned = n_consts + n_carry
-        constants, carry = items[:n_consts], items[n_consts:n_unscanned]
+        constants = items[:n_consts]
+        carry = items[n_consts:n_unscanned]
         slices = []
         for item, atom in zip(items[n_unscanned:], eqn.invars[n_unscanned:], strict=True):
             slices.append(self._slices(item, atom, n))

@@ -224,7 +224,8 @@ def _reshape(emitter: Emitter, eqn: Equation) -> Ref:
     """Reshape a value, which stays small if it is broadcast and only axes of size 1 move."""
     x = _first_reference(eqn.items)
     shape = eqn.out.shape
-    stored, full = emitter.shape(x), eqn.arrays[0].shape
+    stored = emitter.shape(x)
+    full = eqn.arrays[0].shape
     if stored == full:
         return emitter.reshape(x, shape)
 
@@ -253,7 +254,8 @@ def _transpose(emitter: Emitter, eqn: Equation) -> Ref:
 def _reduce_sum(emitter: Emitter, eqn: Equation) -> Ref:
     """Sum over axes, of which broadcast ones only multiply."""
     x = _first_reference(eqn.items)
-    stored, full = emitter.shape(x), eqn.arrays[0].shape
+    stored = emitter.shape(x)
+    full = eqn.arrays[0].shape
     axes = tuple(int(axis) for axis in eqn.parameters["axes"])
     total = emitter.op("sum", x, axes=axes, keep=True)
     summed = emitter.reshape(total, [size for axis, size in enumerate(stored) if axis not in axes])
@@ -323,7 +325,8 @@ def _dot(emitter: Emitter, eqn: Equation) -> Ref:
 
 def _gather(emitter: Emitter, eqn: Equation) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
-    x, indices = _first_reference(eqn.items), eqn.items[1]
+    x = _first_reference(eqn.items)
+    indices = eqn.items[1]
     shape = eqn.arrays[0].shape
     slice_sizes = tuple(eqn.parameters["slice_sizes"])
 

@@ -114,7 +114,8 @@ class _Routing:
         """Whether a node's rows depend only on the same rows of its operands."""
         if node.target is operator.getitem:
             return self.kinds.get(node.args[0]) == _ROWS
-        name, tags = _name(node), getattr(node.target, "tags", ())
+        name = _name(node)
+        tags = getattr(node.target, "tags", ())
         n_rows = _example(self.sort.args[0]).shape[0]
         for operand in node.all_input_nodes:
             if operand in self.kinds and self.kinds[operand] != _ROWS:

@@ -220,7 +220,8 @@ class _Reader:
     def _weight(self, node: Any, label: str) -> None:
         """A parameter, under the first of its names if modules share it."""
         # Tied weights are one tensor under two names; they must become one parameter.
-        tensor, state = node.meta["val"], self.exported.state_dict
+        tensor = node.meta["val"]
+        state = self.exported.state_dict
         for first_name, named_tensor in state.items():
             if named_tensor is state[label]:
                 label = first_name

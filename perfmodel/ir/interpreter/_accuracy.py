@@ -173,7 +173,8 @@ def accuracy_curve(
         )
     # All schedules see the same examples in the same order, so curves differ by weight versions and
     # time alone.
-    stages, rng = len(passes.forward_s), np.random.default_rng(seed)
+    stages = len(passes.forward_s)
+    rng = np.random.default_rng(seed)
     learned = task(seed, stages)
     examples = len(learned.inputs)
     steps = examples // mini_batch

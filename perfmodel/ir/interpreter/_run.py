@@ -81,7 +81,8 @@ def run_schedule(
         PerfModelError: a schedule that cannot run, or data for another number of micro-batches.
     """
     require_valid(schedule)
-    inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
+    inputs = jnp.asarray(inputs)
+    targets = jnp.asarray(targets)
     if len(inputs) != schedule.micro_batches or len(targets) != schedule.micro_batches:
         raise PerfModelError(
             f"schedule {schedule.name} takes {schedule.micro_batches} micro-batches, got {len(inputs)} inputs "
@@ -138,7 +139,8 @@ class _Machine:
     def run(self, index: int, inputs: Array, targets: Array) -> None:
         """Run one instruction."""
         s = self.schedule
-        slot, stage = s[index], int(s.instruction_stage[index])
+        slot = s[index]
+        stage = int(s.instruction_stage[index])
         place = (slot.device, slot.chunk)
         # The policy (PipeDream, 2BW, ...) has chosen the version for every instruction beforehand.
         weights = self.weights[place][int(self.used[index])]

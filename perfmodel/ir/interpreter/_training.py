@@ -131,7 +131,8 @@ def training_curve(
     """
     # Losses come from the interpreter and times from the predicted timeline: the two meet update by
     # update.
-    scheduler, stages = get_schedule(name), len(passes.forward_s)
+    scheduler = get_schedule(name)
+    stages = len(passes.forward_s)
     steps = _whole_steps(len(inputs), per_step)
     run = train(
         name,

@@ -226,7 +226,8 @@ def _reduce_scatter_gradient(emitter: Emitter, instruction: Instruction, dy: str
 def _all_to_all_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     """Gradient rule of an all-to-all: the exchange in the opposite direction."""
     # Parts go back to where they came from.
-    split, concat = instruction.attribute("concat_axis"), instruction.attribute("split_axis")
+    split = instruction.attribute("concat_axis")
+    concat = instruction.attribute("split_axis")
     return (
         emitter.op(
             "all_to_all",

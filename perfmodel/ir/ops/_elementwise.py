@@ -100,7 +100,8 @@ def _linear_in(*places: int) -> PartialRule:
 
     def rule(query: ShardingQuery) -> ShardingDecision | None:
         for place in places:
-            summed, factor = query.shardings[place], query.shardings[1 - place]
+            summed = query.shardings[place]
+            factor = query.shardings[1 - place]
             as_large = query.operands[place].shape == query.outputs[0].shape
             if summed == Partial("sum") and factor == REPLICATED and as_large:
                 return ShardingDecision(query.shardings, (Partial("sum"),))
@@ -263,7 +264,8 @@ def _sum_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
 
 def _shard_sum(query: ShardingQuery) -> ShardingDecision:
     """Sharding rule of a sum: along kept axes, or as partial sums along summed ones."""
-    axes, axis = query.attributes["axes"], query.sharded_axis(0)
+    axes = query.attributes["axes"]
+    axis = query.sharded_axis(0)
     if axis is None:
         return query.replicated()
     # A sum over the sharded axis is left partial: its parts' sums add up to it.
@@ -322,7 +324,8 @@ def _pointwise(
     )
 
 
-UNARY, BINARY = elementwise(1), elementwise(2)
+UNARY = elementwise(1)
+BINARY = elementwise(2)
 
 # Exponentials, roots and activations are not linear: they have no `partial` rule, so that a partial
 # sum is completed before them. Gradients of named kernels (`relu_grad`) are ops of their own, since

@@ -139,9 +139,11 @@ def _shard_attention(query: ShardingQuery) -> ShardingDecision:
     heads = query.attributes["heads"]
     # A slice of the width that cuts through a head would split a dot product.
     if 2 in axes and heads % query.parts == 0:
-        spread, change = Sharded(2), (("heads", heads // query.parts),)
+        spread = Sharded(2)
+        change = (("heads", heads // query.parts),)
     elif 0 in axes:
-        spread, change = Sharded(0), ()
+        spread = Sharded(0)
+        change = ()
     else:
         return query.replicated()
     return ShardingDecision((spread,) * len(axes), (spread,) * len(query.outputs), change)

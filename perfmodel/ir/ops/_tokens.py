@@ -89,7 +89,8 @@ def _first_grad(forward: InferRule) -> InferRule:
 
 def _shard_embedding(query: ShardingQuery) -> ShardingDecision:
     """Sharding rule of an embedding: by rows or columns of the table, or by tokens."""
-    by_row, by_token = query.sharded_axis(0), query.sharded_axis(1)
+    by_row = query.sharded_axis(0)
+    by_token = query.sharded_axis(1)
     rows = query.operands[0]
     # Each part looks up the rows that it has, and gives zeros for the others.
     if by_row == 0:

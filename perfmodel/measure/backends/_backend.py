@@ -340,7 +340,8 @@ def check_device(planned: str, accelerator: str | None) -> None:
 def same_device(name: str, accelerator: str) -> bool:
     """Whether a catalog name and a driver's name can mean the same device."""
     # The chip is the first word with a number in it, such as A100.
-    ours, theirs = _name_words(name), _name_words(accelerator)
+    ours = _name_words(name)
+    theirs = _name_words(accelerator)
     chips = [
         word for word in ours if re.fullmatch(r"[A-Z]*\d+[A-Z]*", word) and not _is_memory(word)
     ]

@@ -99,7 +99,8 @@ class TorchBackend:
 
 def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCalls:
     """Time calls with CUDA events: all together or, with `flush`, each after a cache flush."""
-    torch, call = torch_module(), Calls(timed)
+    torch = torch_module()
+    call = Calls(timed)
 
     # Two events around queued calls, whose times are known once the device has come to them.
     def between(calls: int) -> tuple[Any, Any]:

@@ -308,7 +308,8 @@ def _receive(
 
     # Ethernet: receiver, then sender. A switch learns where a sender is from its frames.
     due_s = time.monotonic() + latency_s
-    receiver, sender = frame[:6], frame[6:12]
+    receiver = frame[:6]
+    sender = frame[6:12]
     port_of[sender] = handle
     known = None if frame[0] & _GROUP_BIT else port_of.get(receiver)
     for port in handles if known is None else (known,):

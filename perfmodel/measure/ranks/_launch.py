@@ -92,7 +92,8 @@ def find_launch(
             return None
         launcher, number, total = launchers[0]
         try:
-            index, count = int(environ[number]), int(environ[total])
+            index = int(environ[number])
+            count = int(environ[total])
         except ValueError:
             raise CalibrationError(
                 f"{number}={environ[number]!r} and {total}={environ[total]!r}: these must be the number of a "
@@ -165,7 +166,8 @@ class Server:
     """Context manager: process 0's listening socket, and the file that leads to it."""
 
     def __init__(self, meeting: Meeting, folder: Path) -> None:
-        self._meeting, self._path = meeting, folder / NAME
+        self._meeting = meeting
+        self._path = folder / NAME
         self._started_s, self._turned_away = time.monotonic(), 0
 
     def __enter__(self) -> Self:

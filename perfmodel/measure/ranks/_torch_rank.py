@@ -190,11 +190,13 @@ class NcclSession(GlooSession):
         call()
         self._run_once()
         cuda.synchronize()
-        side_stream, ended = cuda.Stream(), cuda.Event()
+        side_stream = cuda.Stream()
+        ended = cuda.Event()
         with cuda.stream(side_stream):
             self._run_often(collectives)
             ended.record()
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        start = cuda.Event(enable_timing=True)
+        end = cuda.Event(enable_timing=True)
         start.record()
         for _ in range(calls):
             call()

@@ -32,13 +32,15 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
         TableError: if a side is missing, unreadable, or a folder without tables.
     """
     sides = [_rows(Path(path)) for path in (first, second)]
-    first_rows, second_rows = _by_key(sides[0]), _by_key(sides[1])
+    first_rows = _by_key(sides[0])
+    second_rows = _by_key(sides[1])
 
     # Each row on both sides gives its family a ratio, and where both tell intervals whether these
     # are apart.
     families: dict[str, dict[str, Any]] = {}
     for key in first_rows | second_rows:
-        a, b = first_rows.get(key), second_rows.get(key)
+        a = first_rows.get(key)
+        b = second_rows.get(key)
         no_counts = {"ratios": [], "apart": [], "only_in_first": 0, "only_in_second": 0}
         counts = families.setdefault(_family(a or b or {}), no_counts)
         if a is None or b is None:
@@ -125,7 +127,8 @@ def _cards(path: Path) -> list[Card]:
 
 def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[Any]]:
     """Both values by name, joined over several tables; `None` for a side without cards."""
-    first_values, second_values = _flat(first), _flat(second)
+    first_values = _flat(first)
+    second_values = _flat(second)
     differences = {}
     for name in first_values | second_values:
         pair = [first_values.get(name), second_values.get(name)]

@@ -39,7 +39,9 @@ def median_interval(
     # floating point. `ways` is the coefficient of the next index, `cut` the last index that keeps
     # the confidence.
     n = len(values)
-    below, ways, cut = 0, 1, -1
+    below = 0
+    ways = 1
+    cut = -1
     while cut + 1 < n / 2:
         below += ways
         if 2 * below / (1 << n) > 1 - confidence:
@@ -160,7 +162,9 @@ def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:
     # Sample until the median is known well enough, or a cap is reached.
     clean_samples: list[Sample] = []
     disturbed: list[Sample] = []
-    spent_s, calls, fastest_s = 0.0, 1, float("inf")
+    spent_s = 0.0
+    calls = 1
+    fastest_s = float("inf")
     while spent_s < rule.max_s and len(clean_samples) < rule.max_repeats:
         latest = sample(calls)
         positive("time of a sample", latest.wall_s)

@@ -315,7 +315,8 @@ def _machine_fault(
         sync_s = passes_s = None
         if has_timers and fault.name != SLOW_RANK:
             changed = explain(model_in_scenario(problem, scenario), layout)
-            sync_s, passes_s = sync_seconds(changed), passes_seconds(changed)
+            sync_s = sync_seconds(changed)
+            passes_s = passes_seconds(changed)
         small_batch_s = None
         if small_batch is not None:
             small_batch_s = step_s(with_batch(problem, small_batch), layout, scenario)

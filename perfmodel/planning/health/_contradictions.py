@@ -80,7 +80,8 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
 
     # Another structure is another job, and is predicted as it ran. Options stay as in the script,
     # so that their cost shows up as a cause.
-    contradictions, options = [], {}
+    contradictions = []
+    options = {}
     for name, value in stated.items():
         if name not in script or script[name] == value or not _matters(name, layout):
             continue

@@ -455,7 +455,8 @@ def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drif
     margin = max(3, ceil(n / 20))
     best: tuple[Drift, float] | None = None
     for cut in range(margin, n - margin + 1):
-        before, after = seconds[:cut], seconds[cut:]
+        before = seconds[:cut]
+        after = seconds[cut:]
 
         # Pooled variance of two levels, and the standard error of their difference.
         squares_before = ((before - before.mean()) ** 2).sum()

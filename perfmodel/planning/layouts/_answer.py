@@ -326,7 +326,8 @@ def _certificate(
     open_bounds = (
         np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
     )
-    bound, bound_s = open_bounds, score.candidates.bound_s[unseen]
+    bound = open_bounds
+    bound_s = score.candidates.bound_s[unseen]
     if question.step_problem.kinds:
         # An evaluated layout may be faster with another order of the kinds of nodes, or another
         # cut.

@@ -187,7 +187,9 @@ def gather(
 
     Grids of which no layout fits are left out.
     """
-    possible, bounds, feasible = [], [], 0
+    possible = []
+    bounds = []
+    feasible = 0
     smallest: tuple[Layout, float] | None = None
     for cost in costs:
         fits = cost.fits(usable_bytes)

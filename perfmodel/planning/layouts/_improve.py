@@ -275,7 +275,8 @@ def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
     """Rank the new divisions that the framework can run; all, if the space admits any."""
-    within, framework = not question.space.any_framework, question.problem.framework
+    within = not question.space.any_framework
+    framework = question.problem.framework
     results = [
         improvement.result
         for improvement in improved.improvements

@@ -153,7 +153,8 @@ def _front(
     size = candidates.bound_s.shape
     bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
     open_layouts = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
-    known, evaluated = Evaluations(), 0
+    known = Evaluations()
+    evaluated = 0
     numbers = np.zeros(0, np.int64)
     values = np.zeros((0, len(goals)))
     while open_layouts.any():

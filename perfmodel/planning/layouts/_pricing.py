@@ -249,6 +249,7 @@ def _candidates(
         )
     bounds = np.array([least_s for _, least_s in priced], np.float32)
     if not layouts:
-        layouts, peak = bases, peak_memory(problem, bases)[0]
+        layouts = bases
+        peak = peak_memory(problem, bases)[0]
     smallest = int(peak.argmin())
     return Candidates(tuple(costs), bounds, len(priced), (layouts[smallest], float(peak[smallest])))

@@ -109,7 +109,8 @@ def _best_safe(
             return [prediction]
         if not len(numbers) or not evaluated.complete:
             return []
-        n_seen, sought = sought, 4 * sought
+        n_seen = sought
+        sought = 4 * sought
     return []
 
 

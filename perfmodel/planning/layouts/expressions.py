@@ -145,7 +145,8 @@ class Constraint:
         """
         # Python's own parser reads formulas and constraints. `_checked` then lets pass only the
         # nodes of our small language, so that nothing is ever evaluated by Python.
-        tree, known = _parsed(text), tuple(names)
+        tree = _parsed(text)
+        known = tuple(names)
         if (
             not isinstance(tree, ast.Compare)
             or len(tree.ops) != 1
@@ -236,7 +237,8 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return _value(left, quantity) ** (_constant(right) or 0.0)
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, quantity), _value(right, quantity)
+            a = _value(left, quantity)
+            b = _value(right, quantity)
             match op:
                 case ast.Add():
                     return a + b

@@ -193,7 +193,8 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
         zip(CLASSES, np.linalg.solve(site_prior.root.T, slopes[0, site]).tolist(), strict=True)
     )
     tier = max("intra_node", "inter_node", key=share.__getitem__)
-    rows, noise = [slopes], [run.noise[:, 0]]
+    rows = [slopes]
+    noise = [run.noise[:, 0]]
     for i, name in enumerate(CLASSES):
         if name not in TOLD or share[name] < LEAST_SHARE:
             continue

@@ -204,7 +204,8 @@ def file_words(file: job_files.JobFile) -> dict[str, Any]:
     Raises:
         PerfModelError: an unknown word, or a value that it cannot have; names the file.
     """
-    place, stated = f"{file.place} [search]", {}
+    place = f"{file.place} [search]"
+    stated = {}
     for word, value in file.search.items():
         stated |= catalog.checked_fields(
             SEARCH_WORDS.get(word, SearchOptions), {word: value}, place, SEARCH_WORDS

@@ -122,7 +122,8 @@ def least_sum_plus_max(
         worth_halving.sort(key=lambda interval: interval.bound)
 
         # Several thresholds are solved in one pass of array operations.
-        chosen, open_intervals = worth_halving[:_BATCH], worth_halving[_BATCH:]
+        chosen = worth_halving[:_BATCH]
+        open_intervals = worth_halving[_BATCH:]
         middles = np.array([(interval.low + interval.high) / 2 for interval in chosen])
         solved = _least_sums(added, largest, middles, supply) if chosen else []
 

@@ -62,7 +62,9 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
 
     # Kelley's method, damped: planes are added half-way between the best point and the minimum of
     # the planes so far, since the minimum itself jumps from corner to corner.
-    value, point, bound = objective_at(problem, best), best, 0.0
+    value = objective_at(problem, best)
+    point = best
+    bound = 0.0
     planes: list[np.ndarray] = []
     rng = np.random.default_rng(0)
     for _ in range(rounds):

@@ -217,7 +217,8 @@ def partition_stages(
 def _neighbouring_cuts(layout: Layout) -> list[tuple[tuple[int, ...], PerRank]]:
     """Cuts that one move leads to, as layers and kind of nodes of each stage: a layer is shifted
     between stages, or two stages exchange their kinds of nodes, with or without their layers."""
-    sizes, kinds = layout.partition or (), layout.kinds
+    sizes = layout.partition or ()
+    kinds = layout.kinds
     cuts: list[tuple[tuple[int, ...], PerRank]] = [(moved, kinds) for moved in neighbours(sizes)]
     if not kinds or len(kinds) != len(sizes):
         return cuts

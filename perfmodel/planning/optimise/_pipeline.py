@@ -242,7 +242,8 @@ def passes_and_transfers_s(
         of_mode = [i for i, layout in enumerate(layouts) if layout.recompute == mode]
         base = layouts[of_mode[0]].replace(partition=None, recompute_full_layers=None)
         (batch,) = layout_batches(problem, [base])
-        spec, terms = batch.spec, batch.composed[0]
+        spec = batch.spec
+        terms = batch.composed[0]
         if not spec.scheduler.plain or spec.combines_passes or spec.replicas > 1 or spec.steps > 1:
             continue
 

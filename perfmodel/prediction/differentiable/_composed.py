@@ -115,11 +115,9 @@ def composed(
             requests.append(PriceRequest(type_problem, table.ops, pricer))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
     programs = _programs(problem, layout_batch, parts, lanes, events)
-    starts, cuts, knots = (
-        programs.starts,
-        Cuts.of(layout_batch.composed[0].events, spec.segments),
-        _knots(layers),
-    )
+    starts = programs.starts
+    cuts = Cuts.of(layout_batch.composed[0].events, spec.segments)
+    knots = _knots(layers)
 
     entries, entry_ops, between_requests = _between_blocks(
         problems, parts, starts, cuts, knots, layers
@@ -222,7 +220,8 @@ def _programs(
     events: BlockEvents,
 ) -> Programs:
     """The programs of all parts, with everything that does not depend on the parameters."""
-    layout, spec = layout_batch.layouts[0], layout_batch.spec
+    layout = layout_batch.layouts[0]
+    spec = layout_batch.spec
     return Programs(
         prepared=tuple(prepared(part.batches[0].spec) for part in parts),
         steps=tuple(part.step for part in parts),
@@ -271,7 +270,8 @@ def _host_tables(
     """The fields of `Tables` of the host: costs per unit of their parameters, copies of
     activations, states in its memory."""
     problem, layout_batch = problems[0], batches_of_types[0][0]
-    layout, blocks = layout_batch.layouts[0], layout_batch.composed[0].events
+    layout = layout_batch.layouts[0]
+    blocks = layout_batch.composed[0].events
     unit = replace(
         problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)
     ).adjusted_framework
@@ -376,7 +376,8 @@ def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
     """Numbers of layers of a stage at which events between blocks are priced."""
     # All of them if there are few; else as many as are spread over the range, and those next to the
     # stages' own.
-    low, high = layers.min() // 2, min(2 * layers.max(), layers.sum())
+    low = layers.min() // 2
+    high = min(2 * layers.max(), layers.sum())
     neighbours = np.unique([layers - 1, layers, layers + 1])
     spread = np.unique(np.linspace(low, high, MOST_KNOTS).astype(int))
     knots = (

@@ -137,7 +137,8 @@ def between_sizes(
         micro_batch: size at which the value is wanted.
         log_sizes: logarithms of the sizes.
     """
-    log_size, n = jnp.log(micro_batch), log_sizes.shape[0]
+    log_size = jnp.log(micro_batch)
+    n = log_sizes.shape[0]
     weights = []
     for i in range(n):
         other_sizes = log_sizes[np.delete(np.arange(n), i)]
@@ -347,10 +348,8 @@ def step_time_function_of(
         recompute_full_layers=None, recompute="selective" if full else layout.recompute
     )
     layout_batch = layout_batches(problem, [layout])[0]
-    layers, recomputed = (
-        _layers(layout_batch, layout_batch.program.counts),
-        _layers(layout_batch, layout_batch.program.full),
-    )
+    layers = _layers(layout_batch, layout_batch.program.counts)
+    recomputed = _layers(layout_batch, layout_batch.program.full)
 
     # The layout with every micro-batch size, under every element type.
     sizes = (
@@ -461,12 +460,11 @@ def _bounds(
     """
     # Copies of single layers are planned for a fixed number of layers without recompute, so these
     # layers must not move.
-    low, high = (
-        jax.tree.map(lambda x: x / FACTOR, nominal),
-        jax.tree.map(lambda x: x * FACTOR, nominal),
-    )
+    low = jax.tree.map(lambda x: x / FACTOR, nominal)
+    high = jax.tree.map(lambda x: x * FACTOR, nominal)
     no_layers = np.zeros_like(nominal.layers)
-    train, offloads = problem.job.mode == "train", nominal.offload > 0
+    train = problem.job.mode == "train"
+    offloads = nominal.offload > 0
     low = low._replace(
         layers=nominal.layers if copies else np.floor(nominal.layers / 2),
         micro_batch=np.float64(sizes[0]),
@@ -486,7 +484,9 @@ def _bounds(
 
 def nominal_machine(problem: StepProblem) -> dict[str, Any]:
     """The machine and host fields of `StepParameters` at their nominal values."""
-    device, levels, framework = problem.cluster.device, problem.cluster.levels, problem.framework
+    device = problem.cluster.device
+    levels = problem.cluster.levels
+    framework = problem.framework
     return {
         "compute_flops_per_s": {
             name: np.float64(rate) for name, rate in machine_rates(device).items()

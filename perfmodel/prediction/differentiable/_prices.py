@@ -203,7 +203,8 @@ def prices(
     rates = len(list(machines(requests[0].problem.cluster, 1.0)))
     slower = faster = [np.zeros(1)] * len(requests)
     if elastic:
-        slower, faster = _log_s(requests, -_STEP), _log_s(requests, _STEP)
+        slower = _log_s(requests, -_STEP)
+        faster = _log_s(requests, _STEP)
     priced = []
     for request, low, high in zip(requests, slower, faster, strict=True):
         elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(request.ops), rates))

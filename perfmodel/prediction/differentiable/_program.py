@@ -111,7 +111,8 @@ def along(
     )
 
     # Start from the first row and add the share of every step to the next row that has been passed.
-    low, high = np.zeros(rows - 1), np.ones(rows - 1)
+    low = np.zeros(rows - 1)
+    high = np.ones(rows - 1)
     low[0], high[-1] = -np.inf, np.inf
     share = (places[..., None] - positions[:-1]) / jnp.diff(positions)
     # A clip would share the gradient at its ends between both sides.
@@ -248,14 +249,17 @@ class Programs:
         self, tables: Tables, x: StepParameters, times: Times
     ) -> Float[Array, " classes"]:
         """Seconds of each class."""
-        kind, stage = self.of_classes("class_kind"), self.of_classes("class_stage")
+        kind = self.of_classes("class_kind")
+        stage = self.of_classes("class_stage")
         segment = self.of_classes("class_segment")
         step_of_class = np.repeat(self.steps, np.diff(self.starts))
-        optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
+        optimizer = kind == Kind.OPTIMIZER
+        ranks = np.array(self.ranks)
 
         # Passes, from the phases of the blocks that each class runs through.
         counts, full = tables.cuts.counts_and_recomputed(x.layers, x.recompute)
-        blocks, recomputed = in_classes(stage, segment, counts), in_classes(stage, segment, full)
+        blocks = in_classes(stage, segment, counts)
+        recomputed = in_classes(stage, segment, full)
         runs = dict(enumerate(tables.runs))
         weights = {lane: block_passes(runs_of_lane, blocks) for lane, runs_of_lane in runs.items()}
         durations_s = passes_s(

@@ -135,7 +135,8 @@ def _pass_seconds(
     of_variants = []
     for row in pipeline.variants.tolist():
         variant = Variant(*row)
-        times, paired = model.times(grid, table, variant, slices), variant.beside == PAIRED
+        times = model.times(grid, table, variant, slices)
+        paired = variant.beside == PAIRED
         of_variants.append(
             np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1)
         )
@@ -333,7 +334,8 @@ def grid_memory(
     # own.
     offloads = np.array([state.offload for state in states])
     shape = (len(grid.pipelines), len(shard_places), len(grid.recomputes), len(state_places))
-    peak_bytes, largest = np.empty(shape), np.empty(shape, np.int8)
+    peak_bytes = np.empty(shape)
+    largest = np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
         places = np.flatnonzero(offloads == offload)
         sharding = Sharding.of([layouts[place] for place in places.tolist()], setting.job)

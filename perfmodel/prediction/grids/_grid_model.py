@@ -162,7 +162,8 @@ class GridModel:
 
     def _parts_with_events(self, grid: LayoutGrid) -> list[ShardBlocks | Transfers | StateEvents]:
         """Everything of a grid that has events to price."""
-        layouts, blocks = self.shards(grid), self.blocks(grid)
+        layouts = self.shards(grid)
+        blocks = self.blocks(grid)
         parts: list[ShardBlocks | Transfers | StateEvents] = [*blocks]
         parts += self.state_events(grid)
         # A transfer carries what a pass works on: a micro-batch, or a slice of one.
@@ -324,7 +325,8 @@ class GridModel:
         spec = shape.spec
         if spec.n_stages == 1:
             return np.zeros((2, 1, len(grid.shards)))
-        layouts, blocks = self.shards(grid), self.blocks(grid)
+        layouts = self.shards(grid)
+        blocks = self.blocks(grid)
 
         # A transfer depends on the bytes that a shard's blocks send and on the number of ranks
         # between two stages.
@@ -352,7 +354,8 @@ class GridModel:
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
         """Events of weights, gradients and optimizer states for all shapes of the grid, by order of
         dimensions."""
-        shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
+        shapes = self.shapes(grid)[0]
+        blocks = self.blocks(grid)[0]
         events = []
         for layout in self.orders(grid)[0]:
             key = StateKey(
@@ -381,7 +384,8 @@ class GridModel:
         self, grid: LayoutGrid, table: PriceTable, variant: Variant = PLAIN, slices: int = 1
     ) -> list[BlockTimes]:
         """Timed blocks of each shard choice in a variant of a pass."""
-        layouts, blocks = self.shards(grid), self.blocks(grid)
+        layouts = self.shards(grid)
+        blocks = self.blocks(grid)
         checks_numbers = self.problem.framework.communication.checks(grid.degrees.pp)
         # Degrees and micro-batch of a grid are alike, so its block times differ by these two alone.
         first, times_of_shard = distinct(

@@ -147,7 +147,8 @@ class StateEvents:
                 exchanged[by_layer, kinds] = shape.collectives(by_layer, kinds, time_s)
             return exchanged[by_layer, kinds]
 
-        trained, runs_backward = is_trained(self._job), not spec.is_forward_only
+        trained = is_trained(self._job)
+        runs_backward = not spec.is_forward_only
         bounds = []
         for state in states:
             by_layer = state.zero == 3
@@ -193,7 +194,8 @@ def _bound(
         update_s: seconds of the update on the rank that is last.
         update_and_gather_s: seconds of a sharded update and of the gather that follows it.
     """
-    sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
+    sharded_weights = state.zero == 3
+    gathers_ahead = state.overlap_param_gather
     # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the
     # stream anyway.
     gather_each = reduce_each = stream_each = stream = 0.0

@@ -76,7 +76,8 @@ class FittedRuns:
     @cached_property
     def posterior(self) -> Float[np.ndarray, "parameters parameters"]:
         """Covariance of the parameters, given the runs."""
-        no_terms, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
+        no_terms = np.zeros_like(self._prior)
+        none_with_runs = np.zeros_like(self._slopes)
         with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
         of_nodes = self.known.covariance(
             CovarianceTerms(self._prior, no_terms, no_terms), with_runs

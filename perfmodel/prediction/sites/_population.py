@@ -233,10 +233,8 @@ class SitePrior:
         # the interval is that of a mixture over the nodes of its scales, then scaled to its nominal
         # coverage.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        shared, single = (
-            self.layout_kernel.amplitude**2 + more,
-            self.layout_kernel.nugget**2 + self.noise**2,
-        )
+        shared = self.layout_kernel.amplitude**2 + more
+        single = self.layout_kernel.nugget**2 + self.noise**2
         scales = self.scales
         variance = loads @ loads + shared * scales.within + single * scales.single
         of_model = float(half_width(variance, scales.weight))
@@ -331,7 +329,8 @@ class SitePopulation:
         """The first of some posteriors (by `key`) that exists, else that of the whole record, as a
         site's prior."""
         posterior = next((name for name in names if name in self.posteriors), key("", ""))
-        fitted, size = self.posteriors[posterior], len(CLASSES)
+        fitted = self.posteriors[posterior]
+        size = len(CLASSES)
         # Covariances are stored by their lower triangle.
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = fitted["covariance"]

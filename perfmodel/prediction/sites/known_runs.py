@@ -145,7 +145,8 @@ class Scales:
 
     def with_overall_factor(self) -> "Scales":
         """Repeat every node with the variance of each entry of `OVERALL_FACTORS`."""
-        kinds, nodes = len(OVERALL_FACTORS), len(self.weight)
+        kinds = len(OVERALL_FACTORS)
+        nodes = len(self.weight)
         chance = np.repeat([kind.chance for kind in OVERALL_FACTORS], nodes)
         variance = np.repeat([kind.sd**2 for kind in OVERALL_FACTORS], nodes)
         return Scales(
@@ -292,7 +293,8 @@ class KnownRuns:
         """
         # Nodes expect little different shifts, beside their spreads: the differences count as
         # variance.
-        shift, with_runs = self.shift(across), across.under(self.scales)
+        shift = self.shift(across)
+        with_runs = across.under(self.scales)
         deviation = shift - self.scales.weight @ shift
         between_nodes = np.einsum("n,ni,nj->ij", self.scales.weight, deviation, deviation)
         explained = with_runs.transpose(0, 2, 1) @ self.inverse @ with_runs
@@ -346,7 +348,8 @@ def known_runs(
         may_drop = _SETTLED <= done < _MOST_ROUNDS - 1
         is_likely = log_likelihood > log_likelihood.max() - _UNLIKELY
         if may_drop and not is_likely.all():
-            scales, weight = scales.take(is_likely), weight[is_likely]
+            scales = scales.take(is_likely)
+            weight = weight[is_likely]
     likelihood = np.exp(log_likelihood - log_likelihood.max())
     return KnownRuns(replace(scales, weight=likelihood / likelihood.sum()), inverse, pull)
 

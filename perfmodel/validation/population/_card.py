@@ -62,7 +62,8 @@ def _median_sites(fit: PopulationFit) -> list[str]:
 
 def _spreads(fit: PopulationFit) -> list[str]:
     """Lines on the standard deviations of sites, layouts and runs."""
-    hyper, common = fit.hyperparameters, fit.parameters[""]["common"]
+    hyper = fit.hyperparameters
+    common = fit.parameters[""]["common"]
     scatter_of_shared, scatter_of_single = np.exp(hyper["scatter"])
     by_degree = [
         f"{_percent(sd)} per unit of {name}"
@@ -203,7 +204,8 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
 
 def _rows_of_few_runs(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     """Yield rows of errors by the number of known runs: the mean over sources, then each source."""
-    log, source = fit.score.runs.log, fit.score.runs.labels["source"]
+    log = fit.score.runs.log
+    source = fit.score.runs.labels["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
 
     # With a single factor per source known (the median of its runs), its other errors remain: no

@@ -104,7 +104,8 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     names = tuple(UNKNOWNS)
     log_half = np.log(np.maximum(runs.half_width, 1e-9))
     drivers = saturated(runs.unknown)
-    weight, error = runs.weight, np.abs(runs.error)
+    weight = runs.weight
+    error = np.abs(runs.error)
     penalty = np.array([0.0, _POWER_SD**-2, *np.full(len(names), _ADDED_SD**-2)])
     centre = np.array([0.0, _POWER, *np.zeros(len(names))])
 
@@ -151,7 +152,8 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
 def _conformal_factor(shape: Coverage, runs: LeftOutRuns) -> float:
     """Log of the factor on half-widths at which intervals hold the weighted share `INSIDE` of runs,
     by bisection; the lowest factor if the open settings alone already cover that share."""
-    narrow, wide = -_MOST_LOG, _MOST_LOG
+    narrow = -_MOST_LOG
+    wide = _MOST_LOG
     for _ in range(_BISECTIONS):
         middle = (narrow + wide) / 2
         half = covered_half_widths(shape.scaled(middle), runs)

@@ -68,7 +68,8 @@ def others_given_known(
 
     # The known runs shift the mean of the others and narrow their covariance, separately for each
     # node of the scale mixture. `weight` says how likely each node is after them.
-    across, weight = covariances.take(known, unknown), conditioned.scales.weight
+    across = covariances.take(known, unknown)
+    weight = conditioned.scales.weight
     variance = np.diagonal(
         conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2
     )
@@ -105,7 +106,9 @@ def draws(
 
     A single known run is each in turn; several are drawn at random.
     """
-    rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
+    rng = np.random.default_rng(0)
+    draws_by_known = {}
+    size = len(index)
 
     # Rotations put each run in front once.
     turns = [np.roll(np.arange(size), -shift) for shift in range(size)]

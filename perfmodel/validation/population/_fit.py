@@ -229,7 +229,8 @@ def seen_in(labels: Mapping[str, np.ndarray], chosen: Bool[np.ndarray, " runs"])
 def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"]:
     """Unknown factors (`UNKNOWNS`) of each run if its fold is left out; 0 for runs without a
     fold."""
-    names, labels = list(UNKNOWNS), runs.labels
+    names = list(UNKNOWNS)
+    labels = runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
         # Which facts count as unknown depends on the remaining runs: a framework whose only runs
@@ -295,7 +296,8 @@ def _inflation_and_width(
 
     # Errors over half-widths of all sources' draws, each source with weight 1.
     best = min(NOISE_INFLATIONS, key=error)
-    off_by_interval, weight = [np.zeros(0)], [np.zeros(0)]
+    off_by_interval = [np.zeros(0)]
+    weight = [np.zeros(0)]
     for source in sources:
         known: list[Draw] = []
         for k, draws_of_k in drawn[best][source].items():

@@ -90,7 +90,8 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
         groups: the framework, the device generation, the year or the kind of model of every run.
         sources: source of every run.
     """
-    group, source = np.asarray(groups, str), np.asarray(sources, str)
+    group = np.asarray(groups, str)
+    source = np.asarray(sources, str)
     names = np.unique(group)
 
     # Other runs of the same source would tell of its site, which a stranger to the group does not

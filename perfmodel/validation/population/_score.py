@@ -144,7 +144,8 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     # their shares.
     total = 0.0
     for name in names:
-        level, number_of_run = LEVELS.index(name), runs["levels"][name]
+        level = LEVELS.index(name)
+        number_of_run = runs["levels"][name]
         scale = (hyper["spread"][level] * hyper["relative"]) ** 2
         level_covariance = (
             hyper["constant"][level] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
@@ -299,7 +300,8 @@ class Score:
         errors = scattered_errors(
             self.left_out(State(vector, level_scale, scale, weight)), unpack(vector)["scatter"]
         )
-        members, there = jnp.asarray(self.members), jnp.asarray(self.there)
+        members = jnp.asarray(self.members)
+        there = jnp.asarray(self.there)
 
         # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
         score = jax.vmap(errors.score_unseen)(members, there) @ counted
@@ -318,14 +320,17 @@ class Score:
     def scaled(self, state: State) -> State:
         """Estimate the scales of each source from its runs, and a robust weight for each run."""
         left_out = self.left_out(state)
-        residual, shared = np.asarray(left_out.residual), np.asarray(left_out.shared)
+        residual = np.asarray(left_out.residual)
+        shared = np.asarray(left_out.shared)
         level = np.asarray(left_out.own_parts.level)
         scatter = np.asarray(left_out.own_parts.scatter) + np.diag(left_out.noise / state.weight)
-        level_scale, scale = state.level_scale.copy(), state.scale.copy()
+        level_scale = state.level_scale.copy()
+        scale = state.scale.copy()
         weight = np.ones(len(residual))
         for source, there in enumerate(self.there):
             index = self.members[source][there]
-            block, error = np.ix_(index, index), residual[index]
+            block = np.ix_(index, index)
+            error = residual[index]
             of_shared, of_level, of_scatter = shared[block], level[block], scatter[block]
 
             # The likeliest scale of the level given that of the scatter.

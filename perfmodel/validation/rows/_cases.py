@@ -382,7 +382,8 @@ def rows_with_runs(file: "Path | str | pd.DataFrame") -> tuple[list[RowWithRun],
         table = with_columns_of_runs(table, Path(name).stem)
     if not in_words and missing_columns(table):
         raise TableError(f"{name}: {not_a_table_of_runs(table)}")
-    usable_rows, skipped = [], Counter()
+    usable_rows = []
+    skipped = Counter()
     for row_number, row in enumerate(rows_of(table), 1):
         try:
             run = own_run(row, row_number) if in_words else _run(row)

@@ -35,7 +35,8 @@ def read_tables(files: Sequence[Path | str]) -> "tuple[pd.DataFrame, dict[str, s
     """
     import pandas as pd
 
-    tables, ignored = [], {}
+    tables = []
+    ignored = {}
     for file in files:
         table = with_columns_of_runs(read_rows(Path(file)), Path(file).stem)
 

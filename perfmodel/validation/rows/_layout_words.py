@@ -69,7 +69,8 @@ def schedule_of(row: Row) -> StatedSchedule:
     if is_one_of_several:
         name = "zb-h1"
 
-    chunks, micro_batches = reading.figure("chunks"), reading.figure("micro-batches")
+    chunks = reading.figure("chunks")
+    micro_batches = reading.figure("micro-batches")
     if name == "gpipe" and chunks:
         # GPipe's chunks are micro-batches (Huang et al., arXiv 1811.06965; `chunks` of torch's
         # `Pipe`).

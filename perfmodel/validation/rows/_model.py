@@ -84,7 +84,8 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
         Unusable: the row states too little, or another kind of network.
     """
     # A name of the catalog counts only where every size that the row states agrees with it.
-    name, family = text(row, "model"), _family(row)
+    name = text(row, "model")
+    family = _family(row)
     named = known_model(name)
     states_depth = any(
         number(row, column) is not None for column in ("heads", "layers", "params_b")
@@ -292,7 +293,8 @@ def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
 
 def _built(row: Row, family: str, framework: Framework) -> RowModel:
     """A stack of the family's layers in the row's sizes."""
-    hidden, tp = count(row, "hidden"), count(row, "tp", 1)
+    hidden = count(row, "hidden")
+    tp = count(row, "tp", 1)
     heads = count(row, "heads", _usual_heads(hidden, tp))
     # Frameworks pad the tokenizer's entries so that tensor-parallel ranks get as many each.
     vocab, unpadded = vocab_of(row)

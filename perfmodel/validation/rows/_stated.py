@@ -103,7 +103,8 @@ def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
     """Number of layers recomputed in full if `selective` means some of them. A share f gives HFU /
     MFU = 1 + f / 3, because a forward pass is a third of a step. 0 if the row does not state
     both."""
-    hfu, mfu = number(row, "measured_hfu"), number(row, "measured_mfu")
+    hfu = number(row, "measured_hfu")
+    mfu = number(row, "measured_mfu")
     if (
         not text(row, "recompute").startswith("selective")
         or spread.pp > 1

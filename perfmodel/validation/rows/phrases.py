@@ -169,10 +169,8 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
         if negation is not None:
             phrase, match = _longest(plain, negation.end(), vocabulary)
         if match is not None:
-            off, on = (
-                _SWITCHED_OFF.match(plain, match.end()),
-                _SWITCHED_ON.match(plain, match.end()),
-            )
+            off = _SWITCHED_OFF.match(plain, match.end())
+            on = _SWITCHED_ON.match(plain, match.end())
             is_negated = (negation is not None) != (off is not None)
             if phrase.meaning:
                 meaning = f"not {phrase.meaning}" if is_negated else phrase.meaning
@@ -193,7 +191,8 @@ def _longest(
     text: str, position: int, vocabulary: Sequence[Phrase]
 ) -> tuple[Phrase, re.Match[str] | None]:
     """The phrase of a vocabulary that matches the longest text from a position on."""
-    best, best_match = vocabulary[0], None
+    best = vocabulary[0]
+    best_match = None
     for phrase in (*vocabulary, NOT_STATED):
         if phrase.is_whole_cell and position > 0:
             continue

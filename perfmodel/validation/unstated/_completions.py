@@ -204,7 +204,8 @@ def _read(
 ) -> list[Completion]:
     """Complete degrees and batch of a run under one framework; priors sum to 1."""
     # A micro-batch that the framework sets is not an open cell.
-    device, model = run.device(), run.model(framework)
+    device = run.device()
+    model = run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     micro_batch = framework.default_layout.micro_batch
     stated_micro_batch = micro_batch if micro_batch != Layout.micro_batch else None

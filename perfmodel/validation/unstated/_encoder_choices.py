@@ -141,7 +141,8 @@ class Padding(OpenChoice):
         # padding or leave it out. One that sorts by length pads a sequence to the end of its bin,
         # half a bin further on the mean.
         computed = Variant(value="computed")
-        text_tokens, seq_len = real_tokens(case.job.seq_len), case.job.seq_len
+        text_tokens = real_tokens(case.job.seq_len)
+        seq_len = case.job.seq_len
         if seq_len in _LENGTHS_OF_TASKS:
             return [computed]
         bin_tokens = case.framework.launch.length_bin_tokens

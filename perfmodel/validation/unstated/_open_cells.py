@@ -297,7 +297,8 @@ def _with_shards(
     sharding = text(row, "sharding")
     if not read_phrases(sharding, SHARDING).has_meaning("fsdp and dp"):
         return
-    dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
+    dp = count(row, "dp", 1)
+    node = count(row, "devices_per_node", 8)
 
     # Weights are sharded over a node at least, since within a node gathers are cheap.
     groups = [size for size in powers_of_two(dp) if min(node, dp) <= size]

@@ -162,7 +162,8 @@ def predict_run(
     # All completions timed, then weighted by how people tune machines of this size.
     timed = _timed(run, calibration, site, framework, priors)
     mixture = timed.mixture(priors.tuning.get(timed.scale, Tuning()))
-    weight, step_s = mixture.weight, mixture.quantile(0.5)
+    weight = mixture.weight
+    step_s = mixture.quantile(0.5)
     effects = choice_effects(
         weight, mixture.median, [completion.chosen for completion in timed.completions], step_s
     )

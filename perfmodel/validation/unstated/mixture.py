@@ -234,7 +234,8 @@ def choice_effects(
     effects = []
     for name in names:
         labels = np.array([values.get(name, "") for values in chosen])
-        variance, means = 0.0, []
+        variance = 0.0
+        means = []
         for label in dict.fromkeys(labels.tolist()):
             share = float(weight[labels == label].sum())
             if share <= 0:
@@ -291,7 +292,8 @@ def _van_der_corput(count: int) -> Float[np.ndarray, " count"]:
     sequence = np.zeros(count)
     for i in range(count):
         # The binary digits of the index, mirrored at the point.
-        digit, number = 0.5, i + 1
+        digit = 0.5
+        number = i + 1
         while number:
             sequence[i] += digit * (number & 1)
             number >>= 1

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
+rank = dist.get_rank()
+size = dist.get_world_size()
 real = [int(r) for r in os.environ["REAL"].split(",")]
 assert (size, dist.get_backend()) == (6, "gloo")
 

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
+rank = dist.get_rank()
+size = dist.get_world_size()
 for more in (0, 50_000):  # in one message, and in many
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "more": [*range(more)]})

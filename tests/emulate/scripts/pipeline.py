@@ -6,7 +6,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
+rank = dist.get_rank()
+size = dist.get_world_size()
 model = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
 stage = PipelineStage(model, rank, size, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 4, loss_fn=lambda y, target: (y - target).square().mean())
@@ -14,7 +15,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(32, 16)
 for _ in range(3):
     optimizer.zero_grad()
-    first, last = (x,) if rank == 0 else (), {"target": x} if rank == size - 1 else {}
+    first = (x,) if rank == 0 else ()
+    last = {"target": x} if rank == size - 1 else {}
     schedule.step(*first, **last)
     optimizer.step()
 dist.destroy_process_group()

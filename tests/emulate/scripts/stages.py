@@ -8,9 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-stage, replicas = rank // 2, [dist.new_group([2 * s, 2 * s + 1]) for s in range(size // 2)]
-before, after = (rank - 2 if stage else None), (rank + 2 if rank + 2 < size else None)
+rank = dist.get_rank()
+size = dist.get_world_size()
+stage = rank // 2
+replicas = [dist.new_group([2 * s, 2 * s + 1]) for s in range(size // 2)]
+before = rank - 2 if stage else None
+after = rank + 2 if rank + 2 < size else None
 layers = nn.Sequential(*(nn.Linear(32, 32) for _ in range(2 if stage == 1 else 1)))
 model = DistributedDataParallel(layers, process_group=replicas[stage])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,7 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 dist.init_process_group("nccl" if dist.is_nccl_available() else "gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
+rank = dist.get_rank()
+size = dist.get_world_size()
 library = type(dist.group.WORLD._get_backend(torch.device("cpu")))
 assert "ProcessGroupGloo" in [known.__name__ for known in library.__mro__]  # the library's own
 

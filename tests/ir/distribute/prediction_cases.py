@@ -166,7 +166,10 @@ def works(
     program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
 ) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
     """Yield every wanted instruction with its devices and its kernels and collectives."""
-    function, types, found, known = program.function, program.types, [], {}
+    function = program.function
+    types = program.types
+    found = []
+    known = {}
     for instruction, group in zip(
         function.instructions, instruction_devices(function), strict=True
     ):
@@ -244,7 +247,8 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
 
 def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pass, Counter[Op]]:
     """Ops of every pass of the composed step."""
-    structure, slices = prepared(layout_batch.spec).structure, layout_batch.spec.scheduler.slices
+    structure = prepared(layout_batch.spec).structure
+    slices = layout_batch.spec.scheduler.slices
     blocks = layout_batch.program.passes
     found: dict[Pass, Counter[Op]] = {}
     for device, number, micro_batch in zip(

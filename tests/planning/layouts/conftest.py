@@ -22,5 +22,6 @@ class Case(Problem):
 
 @pytest.fixture(scope="session")
 def case() -> Case:
-    model, cluster = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100")
+    model = catalog.model("gpt3-1.3b")
+    cluster = catalog.cluster("dgx-a100")
     return Case(model=model, cluster=cluster, job=Job(global_batch=16, seq_len=2048))

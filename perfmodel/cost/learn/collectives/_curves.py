@@ -68,7 +68,8 @@ def _fit_curve(
     """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured /
     physical), float64[n]."""
     order = np.argsort(size, kind="stable")
-    x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
+    x = np.clip(size[order], LOWEST, HIGHEST)
+    y = residual[order]
 
     # Take a median per quarter of an octave, because repeats scatter and some runs are slow. Each
     # median stands at the mean of its sizes; the grid is interpolated between these points.
@@ -76,7 +77,8 @@ def _fit_curve(
     first_of_cell = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
     middle = np.array([part.mean() for part in np.split(x, first_of_cell[1:])])
     median = np.array([np.median(part) for part in np.split(y, first_of_cell[1:])])
-    start, end = cell[0] - LOWEST * PER_OCTAVE, cell[-1] - LOWEST * PER_OCTAVE
+    start = cell[0] - LOWEST * PER_OCTAVE
+    end = cell[-1] - LOWEST * PER_OCTAVE
     value = np.interp(GRID[start : end + 1], middle, median).astype(np.float32)
     return Curve(ranks, ranks_per_node, int(start), value)
 

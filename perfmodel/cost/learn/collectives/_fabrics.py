@@ -459,7 +459,8 @@ class _Values(NamedTuple):
 
     def efficiency(self, tier: str, link: str) -> float:
         """Share of the rate of a link class that the kind reaches."""
-        of_kind, of_link = self.value(tier, "", self.kind), self.value(tier, link)
+        of_kind = self.value(tier, "", self.kind)
+        of_link = self.value(tier, link)
         logit = of_kind + of_link + self.value(tier, link, self.kind)
         return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
 

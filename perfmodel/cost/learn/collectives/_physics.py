@@ -84,7 +84,8 @@ def namespace(*arrays: Array) -> ModuleType:
 def larger(a: Array, b: Array, sharpness: float) -> Array:
     """Smooth maximum of positive numbers: their `sharpness`-norm (1 gives the sum)."""
     xp = namespace(a, b)
-    high, low = xp.maximum(a, b), xp.minimum(a, b)
+    high = xp.maximum(a, b)
+    low = xp.minimum(a, b)
     ratio = low / xp.maximum(high, 1e-300)
     return high * (1 + ratio**sharpness) ** (1 / sharpness)
 
@@ -92,7 +93,8 @@ def larger(a: Array, b: Array, sharpness: float) -> Array:
 def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
     """Smooth minimum of positive numbers."""
     xp = namespace(a, b)
-    low, high = xp.minimum(a, b), xp.maximum(a, b)
+    low = xp.minimum(a, b)
+    high = xp.maximum(a, b)
     ratio = low / xp.maximum(high, 1e-300)
     return low * (1 + ratio**sharpness) ** (-1 / sharpness)
 
@@ -161,7 +163,8 @@ def collective_time(
 
     # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as
     # libraries choose by the same estimate (`ncclTopoGetAlgoTime`).
-    algorithms, best = _algorithms(kind, xp, ranks, per_node, nodes, link), None
+    algorithms = _algorithms(kind, xp, ranks, per_node, nodes, link)
+    best = None
     for name, work in algorithms.items():
         if algorithm in algorithms and algorithm != name:
             continue
@@ -186,7 +189,8 @@ def collective_time(
 
             # Latency: hops one after another. A cluster's stated latency beyond the usual one is a
             # term of its own.
-            near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
+            near_s = protocol.hop_inside_s
+            far_s = protocol.hop_between_s * asks
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
             shift_s = hops_near * _shift(xp, near_s, link.inside)
             shift_s = shift_s + hops_far * _shift(xp, far_s, link.between)
@@ -304,13 +308,15 @@ def _algorithms(
     kind: str, xp: ModuleType, ranks: Array, per_node: Array, nodes: Array, link: LinkConstants
 ) -> dict[str, _Algorithm]:
     """Work of each algorithm of a kind on a number of ranks, `per_node` of them on each node."""
-    share, several = (ranks - 1) / ranks, xp.minimum(nodes - 1.0, 1.0)
+    share = (ranks - 1) / ranks
+    several = xp.minimum(nodes - 1.0, 1.0)
     # 0 where every rank of the group has a node to itself
     local = xp.minimum(per_node - 1, 1.0)
 
     # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the
     # ranks of a node, or through a tree of them where that is shorter, and up the tree of nodes.
-    ring_in, ring_out = ranks - nodes, nodes * several
+    ring_in = ranks - nodes
+    ring_out = nodes * several
     tree_in = smaller(per_node - 1, 2 * xp.log2(per_node))
     tree_out = xp.log2(nodes)
     match kind:
@@ -364,7 +370,8 @@ def _reductions(
         share: share of the buffer that a rank gets from others.
         ring_hops, tree_hops: inside and between nodes, one way.
     """
-    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(per_node - 1, 1.0)
+    several = xp.minimum(nodes - 1.0, 1.0)
+    local = xp.minimum(per_node - 1, 1.0)
     (ring_in, ring_out), (tree_in, tree_out) = ring_hops, tree_hops
     ring_volume = 2 * share * several / per_node
     # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to

@@ -192,7 +192,8 @@ def fit_physics(
     sources, source_of_row = np.unique(thin.of_series("source").astype(str), return_inverse=True)
     n_effects = len(names)
     middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(sources)).T
-    places, observed = _Placements(thin), np.log(thin.time_s)
+    places = _Placements(thin)
+    observed = np.log(thin.time_s)
 
     def at(move: np.ndarray) -> tuple[dict[Effect, float], np.ndarray]:
         """Effects, and every row's dispatch cost [s]."""

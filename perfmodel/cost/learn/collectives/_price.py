@@ -192,7 +192,8 @@ class CollectivePrices:
         if table.source:
             unmeasured = np.full(len(at), "learned", dtype=object)
         else:
-            fabric, levels = request.fabric, groups.level[at]
+            fabric = request.fabric
+            levels = groups.level[at]
             links = np.array([x.link for x in fabric.levels])[levels]
             if table.count is RANKS:
                 links = np.full(len(at), fabric.inside.link)
@@ -432,7 +433,8 @@ def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndar
             + table.log_s[number, below_size + 1] * along_sizes
         )
 
-    below, above = at_count(below_count), at_count(below_count + 1)
+    below = at_count(below_count)
+    above = at_count(below_count + 1)
     beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
     return below * (1 - along_counts) + above * along_counts + beyond_grid
 

@@ -94,7 +94,8 @@ def shape_errors(
     measured = np.zeros(len(rows), bool)
     # physics stays: only the curves, by which a series differs from it, are fitted without the fold
     for k in range(fold.max() + 1):
-        test, train = np.flatnonzero(fold == k), rows.take(fold != k)
+        test = np.flatnonzero(fold == k)
+        train = rows.take(fold != k)
         if len(train) and len(test):
             curves = fit_all_curves(train, weights.physics, sources)
             prices = CollectivePrices(replace(weights, curves=curves))
@@ -295,7 +296,8 @@ def _left_out(
     fold (-1)."""
     error = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
-        test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
+        test = np.flatnonzero(fold == k)
+        train = np.flatnonzero(fold != k)
         if len(test) and len(train):
             priced = predict_collective_rows(
                 CollectivePrices(fit(rows.take(train))), rows.take(test)
@@ -354,7 +356,8 @@ def _interpolation(rows: CollectiveRows) -> np.ndarray:
     for _, index in groups_of(
         rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node
     ):
-        x, y = np.log(rows.buffer_bytes[index]), np.log(rows.time_s[index])
+        x = np.log(rows.buffer_bytes[index])
+        y = np.log(rows.time_s[index])
         sizes, inverse = np.unique(x, return_inverse=True)
         if len(sizes) <= 2:
             continue

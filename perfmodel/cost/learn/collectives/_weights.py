@@ -234,7 +234,8 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
     """Write `path` atomically."""
     # everything sorted, so that the same weights are the same bytes
     moe = weights.moe
-    curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
+    curves = _sorted(weights.curves)
+    exchanges = _sorted(moe.curves)
     arrays = {f"curves/{name}": array for name, array in stacked(curves).items()}
     arrays |= {f"moe/{name}": array for name, array in stacked(exchanges).items()}
     constants = _sorted(moe.series)

@@ -135,7 +135,8 @@ def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
     from scipy.optimize import least_squares
 
     def fitted(key: ExchangeKey, series_rows: MoeRows) -> np.ndarray:
-        prior, observed = moe_prior(key), np.log(series_rows.time_s)
+        prior = moe_prior(key)
+        observed = np.log(series_rows.time_s)
         # beyond 200 rows more of them weigh no more against the prior
         weight = np.sqrt(min(1.0, 200 / len(series_rows)))
 
@@ -153,7 +154,8 @@ def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndar
     nominal bandwidth."""
     prior = moe_prior(series)
     # the prior itself counts a little, so that there is an answer where nothing else is known
-    weights, moves = [1e-6], [np.zeros_like(prior)]
+    weights = [1e-6]
+    moves = [np.zeros_like(prior)]
     for key, vector in known.items():
         likeness = 1.0
         for part, asked_part, factor in zip(key, series, _UNLIKE, strict=True):
@@ -249,7 +251,8 @@ def moe_errors(
         fold = hashed(together) % folds
         error = np.full(len(rows), np.nan)
         for k in range(folds):
-            train, test = rows.take(fold != k), np.flatnonzero(fold == k)
+            train = rows.take(fold != k)
+            test = np.flatnonzero(fold == k)
             if len(train) and len(test):
                 without = MoeWeights(series, _moe_fit_curves(train, series))
                 error[test] = np.log(

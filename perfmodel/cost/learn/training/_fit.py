@@ -185,7 +185,8 @@ def _kernels_by_state(frames: Sequence[pd.DataFrame], family: str) -> list[_Stat
         # several states.
         same_kernel = [text(rows, str(name)) for name in rows.columns if name not in _TIMING]
         labels = [text(rows, name) for name in ("device", "dtype", "variant")]
-        kernels, labels_of_row = zip(*same_kernel, strict=True), zip(*labels, strict=True)
+        kernels = zip(*same_kernel, strict=True)
+        labels_of_row = zip(*labels, strict=True)
         for kernel, (device, dtype, variant), time_us in zip(
             kernels, labels_of_row, times_us, strict=True
         ):

@@ -267,7 +267,8 @@ def _batches(
 def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
     """Learning rate of every step: rising over the first fortieth, then falling by half a cosine to
     1e-5 (SGDR, arXiv 1608.03983, equation 5, without restarts)."""
-    step, rising = np.arange(steps), max(1, steps // 40)
+    step = np.arange(steps)
+    rising = max(1, steps // 40)
     fallen_share = np.clip((step - rising) / max(1, steps - rising), 0, 1)
     falling = 0.5 * (1 + np.cos(np.pi * fallen_share))
     rates = np.where(step < rising, peak * step / rising, 1e-5 + (peak - 1e-5) * falling)

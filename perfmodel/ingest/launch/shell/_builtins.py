@@ -241,7 +241,8 @@ class Builtins(Expander):
             if line is None:
                 return None
             # A line that ends without an end of line is read, but ends a loop.
-            text, is_last = line.removesuffix("\n"), not line.endswith("\n")
+            text = line.removesuffix("\n")
+            is_last = not line.endswith("\n")
         else:
             here_text = self.known_text(node.here)
             if here_text is None:

@@ -74,14 +74,19 @@ class Expander:
         # A word is built from its parts; a part with several values closes the word with its first
         # value and begins another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun`
         # tells an empty word (`""`) from none.
-        text, line, begun, is_uncounted = "", raw.line, False, False
+        text = ""
+        line = raw.line
+        begun = False
+        is_uncounted = False
         for part in raw.parts:
             if part.kind == "text":
-                text, begun = text + part.text, True
+                text = text + part.text
+                begun = True
                 continue
             values = self.values(part)
             if values is None:
-                text, begun = text + part.written, True
+                text = text + part.written
+                begun = True
                 is_uncounted = is_uncounted or not part.quoted
                 continue
             is_uncounted = is_uncounted or (
@@ -105,7 +110,8 @@ class Expander:
                 if len(values) > 1:
                     # Where a word of several was written says more than where all are used.
                     line = value.line
-                text, begun = text + value.text, True
+                text = text + value.text
+                begun = True
         if begun:
             expanded.append(Word(text, line, is_uncounted))
         return expanded
@@ -430,7 +436,8 @@ def with_braces(argv: list[Word]) -> list[Word]:
         if match is None or abs(int(match[3]) - int(match[2])) > MOST_TURNS:
             written.append(word)
             continue
-        first, last = int(match[2]), int(match[3])
+        first = int(match[2])
+        last = int(match[3])
         step = 1 if last >= first else -1
         written += [
             Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)

@@ -67,7 +67,8 @@ def pipeline_output(
         ):
             text = file_text(argv[-1])
             if text is not None:
-                argv, stdin = argv[:-1], text
+                argv = argv[:-1]
+                stdin = text
         text = command_output(argv, stdin, folder, variable)
         if text is None:
             return None
@@ -81,7 +82,8 @@ def command_output(
     unknown."""
     if not argv:
         return None
-    head, arguments = argv[0], argv[1:]
+    head = argv[0]
+    arguments = argv[1:]
     operands = [
         argument for argument in arguments if not argument.startswith("-") or argument == "-"
     ]
@@ -223,7 +225,8 @@ def _field(arguments: list[str], text: str) -> str | None:
     options = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments))
     if options is None:
         return None
-    separator, number = options[1], int(options[2])
+    separator = options[1]
+    number = int(options[2])
     lines = []
     for line in text.splitlines():
         fields = line.split(separator)

@@ -161,7 +161,9 @@ class PlainCommandParser(WordParser):
         """Parse the value of `NAME=`, a word or an array in brackets."""
         line = self.line
         self.at = match.end()
-        name, index, plus = match[1], match[2], bool(match[3])
+        name = match[1]
+        index = match[2]
+        plus = bool(match[3])
         if self.char() != "(":
             return Assignment(name, index, plus, self.word(empty=True), None, line)
         self.at += 1

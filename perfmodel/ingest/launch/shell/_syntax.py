@@ -139,7 +139,8 @@ class _Parser(PlainCommandParser):
         return Sequence(tuple(items))
 
     def and_or(self) -> AndOr:
-        first, further = self.pipeline(), []
+        first = self.pipeline()
+        further = []
         while True:
             self.blanks()
             # `&&` and `||` bind equally and from the left, unlike those of C.
@@ -175,7 +176,8 @@ class _Parser(PlainCommandParser):
 
     def command(self) -> Node:
         """The block, function or plain command that begins here."""
-        line, word = self.line, self.reserved()
+        line = self.line
+        word = self.reserved()
         blocks: dict[str, Callable[[int], Node]] = {
             "if": self.if_block,
             "while": self.while_loop,

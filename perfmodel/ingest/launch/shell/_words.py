@@ -187,7 +187,8 @@ class WordParser:
 
     def quoted_piece(self) -> None:
         """Read one piece of a text in double quotes, or of a here-document."""
-        char, following = self.char(), self.text[self.at + 1 : self.at + 2]
+        char = self.char()
+        following = self.text[self.at + 1 : self.at + 2]
         if char == "$":
             self.dollar(quoted=True)
         elif char == "`":
@@ -246,7 +247,8 @@ class WordParser:
             self.parts.append(Part("parameter", name[0], quoted, line))
 
     def backticks(self, *, quoted: bool) -> None:
-        line, end = self.line, self.text.find("`", self.at + 1)
+        line = self.line
+        end = self.text.find("`", self.at + 1)
         if end < 0:
             raise broken(self.place, line, "a ` is opened here and never closed; add its `")
         command = _read_file(self.text[self.at + 1 : end])
@@ -257,7 +259,9 @@ class WordParser:
     def enclosed(self, opening: str, closing: str) -> str:
         """The text from the bracket at this position to its closing one, skipping quotes; moves
         past it."""
-        start, opened, depth = self.at, self.line, 0
+        start = self.at
+        opened = self.line
+        depth = 0
         while self.at < len(self.text):
             char = self.char()
             if char == "\\":

@@ -48,7 +48,8 @@ def _weighted(name: str) -> Rule:
 
     def rule(call: Call) -> Item:
         # ATen's `add` and `sub` scale their second operand; ONNX's have no such factor.
-        b, alpha = call.item("b"), call.value("alpha", 1)
+        b = call.item("b")
+        alpha = call.value("alpha", 1)
         if alpha != 1:
             if isinstance(b, Known):
                 b = Known(b.array * alpha)
@@ -100,7 +101,8 @@ def _clip(call: Call) -> Item:
     """Translate a clip to one or two bounds."""
     # A clip is a maximum with the lower bound, then a minimum with the upper one.
     x: Item = call.ref("x")
-    lower, upper = call.value("min", None), call.value("max", None)
+    lower = call.value("min", None)
+    upper = call.value("max", None)
     if lower is not None:
         x = primitive(call, "max", x, Known.of(lower, float))
     if upper is not None:
@@ -127,7 +129,8 @@ def _cast(call: Call) -> Item:
 
 def _cast_like(call: Call) -> Item:
     """Cast to the element type of another operand."""
-    x, target = call.item("x"), call.item("target")
+    x = call.item("x")
+    target = call.item("target")
     if not isinstance(x, Ref):
         return x
     if isinstance(target, Known):
@@ -185,7 +188,8 @@ def _compared(name: str) -> Rule:
     choices by data."""
 
     def rule(call: Call) -> IndexCheck | Ref:
-        x, bound = call.item("x"), call.item("bound")
+        x = call.item("x")
+        bound = call.item("bound")
         kind, with_zero = _NEVER_BELOW_0[name]
         if not isinstance(x, Ref) or call.emitter.dtype(x) not in INTEGER_DTYPES:
             raise CannotMapError(_OF_DATA)

@@ -50,8 +50,10 @@ def _check_undilated(call: Call) -> None:
 
 def _convolution(call: Call) -> Item:
     """A convolution over two dimensions, or over one dimension as images of height 1."""
-    x, weight = call.ref("x"), call.ref("weight")
-    shape, kernel = call.shape(x), call.shape(weight)
+    x = call.ref("x")
+    weight = call.ref("weight")
+    shape = call.shape(x)
+    kernel = call.shape(weight)
     if len(shape) not in (3, 4):
         raise CannotMapError("an image of more than two dimensions")
     if call.value("transposed", False):

@@ -223,7 +223,8 @@ def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
         if indices.array.dtype == bool:
             raise CannotMapError("a number of elements that depends on a mask")
         arrays.append(indices.array)
-    first, last = min(by_axis), max(by_axis)
+    first = min(by_axis)
+    last = max(by_axis)
     if len(by_axis) != last - first + 1:
         raise CannotMapError("indices in axes that are not adjacent")
 
@@ -240,7 +241,8 @@ def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
 
 def _gather(call: Call) -> Ref:
     """Rows of a table, or known elements of any axis."""
-    x, indices = call.ref("x"), call.item("indices")
+    x = call.ref("x")
+    indices = call.item("indices")
     rank = call.rank(x)
     axis = call.axis(rank, default=0)
     # Picking one element, as the first token of a classifier, is a slice and not a look-up.
@@ -259,7 +261,8 @@ def _gather(call: Call) -> Ref:
 
 def _gather_elements(call: Call) -> Item:
     """Take elements of a known array of equal elements, like a sequence's segment numbers."""
-    x, indices = call.item("x"), call.item("indices")
+    x = call.item("x")
+    indices = call.item("indices")
     if not isinstance(x, Known) or not x.array.size or (x.array != x.array.flat[0]).any():
         raise CannotMapError(_FROM_DATA)
     return Known(np.broadcast_to(x.array.flat[0], call.shape(indices)))
@@ -267,7 +270,8 @@ def _gather_elements(call: Call) -> Item:
 
 def _rows(call: Call) -> Ref:
     """Rows of a table, where the padding's row is not trained (ATen)."""
-    table, indices = call.ref("x"), call.item("indices")
+    table = call.ref("x")
+    indices = call.item("indices")
     if not isinstance(indices, Known):
         # torch counts a missing padding as -1.
         padding = int(call.value("padding", -1))

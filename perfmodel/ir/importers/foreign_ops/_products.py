@@ -35,7 +35,8 @@ def _product(call: Call, a: Ref, b: Ref, **transposed: bool) -> Ref:
     """A product; the smaller operand's leading axes are repeated or merged for `matmul`."""
     # NumPy's rules for vectors and broadcast batches, in terms of an op that takes equal batches or
     # one matrix.
-    shape_a, shape_b = call.shape(a), call.shape(b)
+    shape_a = call.shape(a)
+    shape_b = call.shape(b)
     if len(shape_a) == 1:
         row = call.reshape(a, (1, *shape_a))
         return call.reshape(_product(call, row, b), (*shape_b[:-2], shape_b[-1]))
@@ -133,7 +134,8 @@ def _layer_norm(call: Call) -> Ref:
     if call.has("gain") and call.shape(call.item("gain")) != size:
         raise CannotMapError("a norm over several axes")
     # The IR's norm has gain and shift; those that are left out are ones and zeros.
-    ones, zeros = np.full(size, 1.0), np.full(size, 0.0)
+    ones = np.full(size, 1.0)
+    zeros = np.full(size, 0.0)
     gain = call.ref("gain") if call.has("gain") else call.emitter.literal(ones, call.dtype)
     shift = call.ref("shift") if call.has("shift") else call.emitter.literal(zeros, call.dtype)
     return call.op("layer_norm", x, gain, shift, epsilon=float(call.value("epsilon", _EPSILON)))
@@ -260,7 +262,8 @@ def _cross_entropy(call: Call) -> Ref:
 
     # The IR looks labels up along the last axis.
     emitter = call.emitter
-    logits, labels = call.ref("logits"), call.ref("labels")
+    logits = call.ref("logits")
+    labels = call.ref("labels")
     rank = call.rank(logits)
     if rank > 2:
         logits = call.transpose(logits, (0, *range(2, rank), 1))

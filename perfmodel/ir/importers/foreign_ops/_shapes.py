@@ -22,7 +22,8 @@ from perfmodel.ir.importers.foreign_ops._parts import range_of, strided
 
 def _reshape(call: Call) -> Ref:
     """Reshape to known sizes, of which -1 takes the rest and (in ONNX) 0 keeps the old size."""
-    x, target = call.ref("x"), call.integers("shape")
+    x = call.ref("x")
+    target = call.integers("shape")
     shape = call.shape(x)
     # ONNX: 0 keeps the size of the operand's axis.
     if 0 in target and not call.value("allowzero", 0):
@@ -86,7 +87,8 @@ def _squeeze(call: Call) -> Ref:
 
 def _unsqueeze(call: Call) -> Ref:
     """Insert axes of size 1."""
-    x, new_axes = call.ref("x"), call.integers("axes")
+    x = call.ref("x")
+    new_axes = call.integers("axes")
     # Axes are those of the result, so the smallest comes first.
     shape = list(call.shape(x))
     for axis in sorted(axes_of(new_axes, len(shape) + len(new_axes))):
@@ -118,7 +120,8 @@ def _expand(call: Call) -> Ref:
 
 def _repeated(call: Call) -> Ref:
     """Each part of an axis several times in succession."""
-    x, repeats = call.ref("x"), int(call.value("repeats"))
+    x = call.ref("x")
+    repeats = int(call.value("repeats"))
     shape = call.shape(x)
     axis = call.axis(len(shape))
     expanded = call.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))

@@ -53,7 +53,8 @@ def _slice_scatter(call: Call) -> Item:
 
 def _select_scatter(call: Call) -> Item:
     """Write a part into one position of an axis."""
-    x, part = call.item("x"), call.item("part")
+    x = call.item("x")
+    part = call.item("part")
     shape = call.shape(x)
     axis = call.axis(len(shape))
     index = int(call.value("index")) % shape[axis]
@@ -73,7 +74,8 @@ def _check_overwrites(call: Call) -> None:
 
 def _scatter_nd(call: Call) -> Item:
     """Write parts at indices that form a block of all axes except one."""
-    x, indices = call.item("x"), known_indices(call)
+    x = call.item("x")
+    indices = known_indices(call)
     _check_overwrites(call)
     shape = call.shape(x)
     if not indices.size:
@@ -97,7 +99,8 @@ def _scatter_nd(call: Call) -> Item:
 
 def _scatter_elements(call: Call) -> Item:
     """Write parts at indices along an axis, which must be the same range everywhere."""
-    x, indices = call.item("x"), known_indices(call)
+    x = call.item("x")
+    indices = known_indices(call)
     _check_overwrites(call)
     shape = call.shape(x)
     axis = call.axis(len(shape), default=0)
