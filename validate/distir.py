@@ -432,9 +432,8 @@ def additive_text(rows: dict[str, dict[str, Any]]) -> str:
         return "For 175B these prices lead to the paper's choice. "
     # A pipeline of p stages idles p - 1 slots of the m + p - 1 that m micro-batches take.
     stages = int(paper[2])
-    idle, our_idle = (
-        (stages - 1) / (int(count) + stages - 1) for count in (paper_count, our_count)
-    )
+    idle = (stages - 1) / (int(paper_count) + stages - 1)
+    our_idle = (stages - 1) / (int(our_count) + stages - 1)
     return (
         f"For 175B these prices lead to the paper's D/T/P, but not to its K of {paper_count}, with which {stages} "
         f"stages idle {idle:.0%} of the time (of {our_count} micro-batches {our_idle:.0%}). "

@@ -110,7 +110,8 @@ def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for (kind, nbytes), blocks in table.groupby(["collective", "bytes"]):
         # Two halves of the same real blocks differ by noise alone.
-        even, odd = (blocks.real_s[blocks.block % 2 == half].median() for half in (0, 1))
+        even = blocks.real_s[blocks.block % 2 == 0].median()
+        odd = blocks.real_s[blocks.block % 2 == 1].median()
         rows.append(
             {
                 "collective": kind,
@@ -225,7 +226,8 @@ def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         # Processor time is compared beside wall time, which other programs change more.
         errors = medians.loc["wire"] / medians.loc["real"] - 1
         real: Any = quiet[quiet.kind == "real"]
-        even, odd = (real[real.turn % 2 == half][["time_s", "core_s"]].median() for half in (0, 1))
+        even = real[real.turn % 2 == 0][["time_s", "core_s"]].median()
+        odd = real[real.turn % 2 == 1][["time_s", "core_s"]].median()
         noise = (even / odd - 1).abs()
         rows.append(
             {

@@ -164,10 +164,8 @@ def _compared(
     """Compare one configuration's measured step with predictions from the tables alone, and from
     the profile too."""
     problem = _problem(case)
-    before_s, after_s = (
-        predict(problem, layout=case.layout, calibration=calibration).step_time_s
-        for calibration in (base, profiled)
-    )
+    before_s = predict(problem, layout=case.layout, calibration=base).step_time_s
+    after_s = predict(problem, layout=case.layout, calibration=profiled).step_time_s
     return Compared(case.name, measured_s, float(np.std(turns_s) / measured_s), before_s, after_s)
 
 

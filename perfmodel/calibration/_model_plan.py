@@ -300,8 +300,8 @@ def _cost(
             # repeats, at most its caps. A collective keeps all its ranks busy meanwhile.
             rule_of_op = collective_rule if isinstance(op, Collective) else rule
             effort = measuring_s(rule_of_op, time_s)
-            least = least + ranks * effort.least
-            most = most + ranks * effort.most
+            least += ranks * effort.least
+            most += ranks * effort.most
     return LayoutCost(
         layout=layout,
         step_time_s=share.step_time_s,

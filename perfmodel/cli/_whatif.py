@@ -223,7 +223,9 @@ def _show_design(report: dict[str, Any]) -> None:
 def _memory(report: dict[str, Any]) -> None:
     """Print the memory that a layout needs, and the smallest devices with that much."""
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
-    peak, needed, has = (report[name] / GIB for name in ("peak_bytes", "memory_bytes", "has_bytes"))
+    peak = report["peak_bytes"] / GIB
+    needed = report["memory_bytes"] / GIB
+    has = report["has_bytes"] / GIB
     say(
         f"{report['layout']}: needs {peak:.1f} of {has:.1f} GiB on the fullest device: "
         f"{fit_words(report['fits_probability'])}"

@@ -107,7 +107,9 @@ def text_colour(background: str) -> str:
 
 
 def _rgb(colour: str) -> tuple[int, int, int]:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red = int(colour[1:3], 16)
+    green = int(colour[3:5], 16)
+    blue = int(colour[5:7], 16)
     return red, green, blue
 
 

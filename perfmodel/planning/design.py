@@ -201,7 +201,8 @@ def overtake(
         scenario = Scenario((Setting(parameter, "times", float(np.exp(log_multiple))),))
         return step_s(problem, first, scenario) - step_s(problem, second, scenario)
 
-    first_s, second_s = (step_s(problem, layout, Scenario()) for layout in (first, second))
+    first_s = step_s(problem, first, Scenario())
+    second_s = step_s(problem, second, Scenario())
     grid = np.linspace(0, np.log(MOST), POINTS)
     crossing = None
 

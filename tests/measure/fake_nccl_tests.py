@@ -20,7 +20,9 @@ if (value("--fail") or "-") in program:
     print(f"{value('--fail')}: unhandled system error", file=sys.stderr)
     raise SystemExit(3)
 ranks = int(value("-np") or 2)
-low, high, factor = (int(value(flag) or 0) for flag in ("-b", "-e", "-f"))
+low = int(value("-b") or 0)
+high = int(value("-e") or 0)
+factor = int(value("-f") or 0)
 rank_line = "#  Rank {r:2} Group  0 Pid  {pid} on node-{node} device {d:2} [0x{bus:02x}] NVIDIA A100-SXM4-80GB"
 print(f"# Collective test starting: {program}")
 print(

@@ -264,7 +264,8 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
     """Compare medians over all iterations, and of each launch."""
     # Iterations of all launches count alike.
-    real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
+    real_s = float(np.median(np.concatenate(real)))
+    emulated_s = float(np.median(np.concatenate(emulated)))
     by_launch = [float(np.median(s)) for s in real]
     return {
         "real_s": real_s,

@@ -71,7 +71,8 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
     There is then little to copy, and the time is that of a kernel that reads keys in place: it
     takes as long for few key heads as for many.
     """
-    heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
+    heads = np.asarray(rows.shape["heads"], float)
+    kv_heads = np.asarray(rows.shape["kv_heads"], float)
     # one head of keys for eight of queries: little to copy, and of such models there are most rows
     few_heads = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
     return rows.changed({"kv_heads": np.where(copied, few_heads, kv_heads)})
@@ -92,7 +93,8 @@ def as_equal_heads(
     """
     forward = rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
     comparable = forward & ~as_asked & np.isin(die, list(_NARROW_FORWARD))
-    head, value = (np.asarray(rows.shape[name], float) for name in ("head_dim", "head_dim_v"))
+    head = np.asarray(rows.shape["head_dim"], float)
+    value = np.asarray(rows.shape["head_dim_v"], float)
     longer = comparable & (value == _EQUAL_HEAD) & (head > value)
     narrow = comparable & (rows.dtypes == "fp8")
 
@@ -144,7 +146,8 @@ def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     shape, kinds = request.rows.shape, request.rows.kinds
 
     # Seconds of the products of one pair of a query and a key on the whole device.
-    head, value = (np.asarray(shape[name], float) for name in ("head_dim", "head_dim_v"))
+    head = np.asarray(shape["head_dim"], float)
+    value = np.asarray(shape["head_dim_v"], float)
     backward = request.rows.by_kind(lambda kind: 2.5 if kind.pass_ == "bwd" else 1.0)
     peaks_by_kind = request.of_query(
         lambda query: [query.figures.peak(kind.dtype) for kind in kinds]
@@ -168,7 +171,8 @@ def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 
 def _is_windowed(rows: Rows) -> np.ndarray:
     """Whether attention sees a window of its keys, bool[n]."""
-    window, keys = (np.asarray(rows.shape[name], float) for name in ("window", "seq_kv"))
+    window = np.asarray(rows.shape["window"], float)
+    keys = np.asarray(rows.shape["seq_kv"], float)
     return (window > 0) & (window < keys)
 
 

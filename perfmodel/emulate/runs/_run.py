@@ -256,7 +256,8 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
 def _seconds_between(marks: "pd.DataFrame", first: str, last: str) -> float:
     """Seconds between marks of two names, summed over their pairs in order."""
     # A pass that is cut off by the end of the record has no pair.
-    starts, ends = (marks[marks.name == name].wall_s.to_numpy() for name in (first, last))
+    starts = marks[marks.name == first].wall_s.to_numpy()
+    ends = marks[marks.name == last].wall_s.to_numpy()
     pairs = min(len(starts), len(ends))
     return float((ends[:pairs] - starts[:pairs]).sum())
 
@@ -265,8 +266,7 @@ def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
     """Seconds of an interval in which some call is in progress."""
     # Calls of several groups overlap, so intervals are merged before they are summed.
     spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
-    starts_s, ends_s = (
-        spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s")
-    )
+    starts_s = spans["start_s"].to_numpy(float).clip(low_s, high_s)
+    ends_s = spans["end_s"].to_numpy(float).clip(low_s, high_s)
     starts_s, ends_s = merged_intervals(starts_s, ends_s)
     return float((ends_s - starts_s).sum())

@@ -97,7 +97,9 @@ def missing_model(known: Fields) -> str:
 def missing_replicas(known: Fields, devices: int | None) -> str:
     if devices is None:
         return "the file does not state the number of devices; give --devices"
-    tp, cp, pp = (known.get(name, 1) for name in ("tp", "cp", "pp"))
+    tp = known.get("tp", 1)
+    cp = known.get("cp", 1)
+    pp = known.get("pp", 1)
     return f"{devices} devices are not a multiple of its tp*cp*pp = {tp}*{cp}*{pp}; give --devices or --layout"
 
 

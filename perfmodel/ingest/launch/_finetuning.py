@@ -370,9 +370,9 @@ def mesh_rule(shards: str, copies: str, experts: str = "") -> Rule:
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        ranks, replicate, ep = (
-            int(NUMBER.read(settings.get(name, 1))) for name in (shards, copies, experts)
-        )
+        ranks = int(NUMBER.read(settings.get(shards, 1)))
+        replicate = int(NUMBER.read(settings.get(copies, 1)))
+        ep = int(NUMBER.read(settings.get(experts, 1)))
         fields: Fields = {
             name: degree for name, degree in (("replicate", replicate), ("ep", ep)) if degree > 1
         }

@@ -210,9 +210,9 @@ def _convolution(
 
     def rule(op: TorchOp) -> Row:
         (batch, c_in, h, w), (c_out, _, k_h, k_w) = op.shapes[0], op.shapes[1]
-        pad, stride, dilation = (
-            _pair(op.concrete[at]) for at in (padding_at, stride_at, dilation_at)
-        )
+        pad = _pair(op.concrete[padding_at])
+        stride = _pair(op.concrete[stride_at])
+        dilation = _pair(op.concrete[dilation_at])
         # The tables have no column for it, and a dilated kernel reads other rows of its input.
         if dilation != (1, 1):
             raise ValueError("dilated")

@@ -203,7 +203,9 @@ class Emitter:
                 inside = np.pad(parts[0].filled(value), sizes, constant_values=value)
                 return np.ma.array(inside, mask=np.pad(np.ma.getmaskarray(parts[0]), sizes))
             case "slice":
-                axis, start, stop = (maker.attribute(name) for name in ("axis", "start", "stop"))
+                axis = maker.attribute("axis")
+                start = maker.attribute("start")
+                stop = maker.attribute("stop")
                 return parts[0][(slice(None),) * (axis % len(shape)) + (slice(start, stop),)]
         return unknown
 

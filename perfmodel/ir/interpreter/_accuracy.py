@@ -50,9 +50,9 @@ def land_or_sea(seed: int) -> Places:
             "training on real data needs a map that comes with matplotlib; run pip install matplotlib"
         ) from None
     with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
-        height, east, north = (
-            np.asarray(data[name], float) for name in ("topo", "longitude", "latitude")
-        )
+        height = np.asarray(data["topo"], float)
+        east = np.asarray(data["longitude"], float)
+        north = np.asarray(data["latitude"], float)
     # Random Fourier features of the two coordinates. Their generator is fixed, so seeds differ in
     # split and weights only.
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]

@@ -204,10 +204,10 @@ def as_mini_batches(
     # micro-batch?
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
         return per_step, inputs, targets, passes
-    inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
-    inputs, targets = (
-        a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets)
-    )
+    inputs = inputs[: len(inputs) // per_step * per_step]
+    targets = targets[: len(targets) // per_step * per_step]
+    inputs = inputs.reshape(-1, per_step * inputs.shape[1], *inputs.shape[2:])
+    targets = targets.reshape(-1, per_step * targets.shape[1], *targets.shape[2:])
     mini_batch_passes = PassTimes(
         per_step * passes.forward_s,
         per_step * passes.backward_input_s,

@@ -98,7 +98,8 @@ def least_sum_plus_max(
     """
     supply = _checked(added, supply)
     possible = np.isfinite(added) & np.isfinite(largest)
-    added, largest = (np.where(possible, table, np.inf) for table in (added, largest))
+    added = np.where(possible, added, np.inf)
+    largest = np.where(possible, largest, np.inf)
 
     # With nothing passed on, the critical path is the slowest stage alone: the least maximum that
     # any cut has. The front lies between the cut of least sum and the one of least maximum.

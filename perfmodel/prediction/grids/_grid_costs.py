@@ -89,9 +89,9 @@ def grid_bound_s(
     # In single precision before the axes are joined: the product of all choices is the only large
     # array.
     scale = np.prod(step_factors(model.problem, grid.degrees))
-    passes_s, step_ends_s, stream_s = (
-        (part * scale).astype(np.float32) for part in (passes_s, step_ends_s, stream_s)
-    )
+    passes_s = (passes_s * scale).astype(np.float32)
+    step_ends_s = (step_ends_s * scale).astype(np.float32)
+    stream_s = (stream_s * scale).astype(np.float32)
     bound_s = passes_s[..., None] + step_ends_s[:, :, None]
     return np.maximum(bound_s, stream_s[:, :, None], out=bound_s)
 

@@ -121,7 +121,9 @@ class ScatteredErrors(NamedTuple):
 
         # The source's block of every part; every node multiplies the parts by its own scales.
         block = (index[:, None], index)
-        fixed, within, repeats = (part[block] for part in (self.fixed, self.within, self.repeats))
+        fixed = self.fixed[block]
+        within = self.within[block]
+        repeats = self.repeats[block]
         noise = self.noise * jnp.eye(len(index))
 
         def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:

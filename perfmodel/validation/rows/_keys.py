@@ -195,9 +195,9 @@ def _contradictions_of_counts(row: Row) -> list[str]:
     try:
         # Degrees and batch can be multiplied out only if all cells are numbers.
         tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))
-        batch, micro, count = (
-            number(row, name) for name in ("global_batch", "micro_batch", "num_microbatches")
-        )
+        batch = number(row, "global_batch")
+        micro = number(row, "micro_batch")
+        count = number(row, "num_microbatches")
         cp = number(row, "cp") or 1
     except Unusable:
         return []

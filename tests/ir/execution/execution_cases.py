@@ -34,9 +34,8 @@ def event_loop(
     for index, (instruction, group) in enumerate(
         zip(function.instructions, instruction_devices(function), strict=True)
     ):
-        inputs, outputs = (
-            tuple(types[n] for n in side) for side in (instruction.inputs, instruction.outputs)
-        )
+        inputs = tuple(types[n] for n in instruction.inputs)
+        outputs = tuple(types[n] for n in instruction.outputs)
         work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
         stream = instruction.tag.stream
         start = max(

@@ -486,7 +486,8 @@ def _inside(values: _Values, fabric: Fabric, level: int, spans_nodes: bool) -> T
 def _between(values: _Values, fabric: Fabric, level: int, bytes_per_s: float) -> TierConstants:
     """Constants of the links between nodes, of whose rate a rank's share is `bytes_per_s`."""
     link = fabric.levels[level].link_class
-    of_all, of_kind = (values.value("hop_between", link.name, kind) for kind in ("", values.kind))
+    of_all = values.value("hop_between", link.name, "")
+    of_kind = values.value("hop_between", link.name, values.kind)
     hop_s = exp(of_all + of_kind)
     full_ratio = 1 + exp(values.value("hop_ratio_between", link.name))
     line_ratio = 1 + exp(values.value("hop_line_between"))

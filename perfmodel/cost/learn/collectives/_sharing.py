@@ -103,9 +103,9 @@ def _log_slowdowns(rows: CollectiveRows, weights: CollectiveWeights) -> Float64[
         fabric = rows.fabric[i]
         request = CollectiveRequest(str(rows.kind[i]), fabric)
         outermost = np.full(2, len(fabric.levels) - 1)
-        size, ranks, per_node = (
-            np.full(2, column[i]) for column in (rows.buffer_bytes, rows.ranks, rows.ranks_per_node)
-        )
+        size = np.full(2, rows.buffer_bytes[i])
+        ranks = np.full(2, rows.ranks[i])
+        per_node = np.full(2, rows.ranks_per_node[i])
         groups = np.array([float(rows.groups[i]), 1.0])
         concurrent_s, alone_s = prices.price(
             request, Groups.on(fabric, size, ranks, per_node, outermost, groups)
