@@ -69,8 +69,7 @@ def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
 
 
 def run() -> dict[str, dict[str, Any]]:
-    """How many times faster `build` is than the plain builder, and its time against the design's
-    limit."""
+    """Speed of `build` relative to the plain builder, and its time relative to the limit."""
     results: dict[str, dict[str, Any]] = {}
     for name, spec in CASES.items():
         build_s = best_s(lambda spec=spec: build(spec), 5)

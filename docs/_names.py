@@ -29,7 +29,7 @@ def names_page() -> str:
 
 
 def first_sentence(value: object) -> str:
-    """What the documentation of a value begins with, on one line."""
+    """The first sentence of a value's docstring, on one line."""
     # A docstring's first paragraph may have several lines and sentences.
     paragraph = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
     sentence = re.match(r".*?[.;](?=\s|$)", paragraph)

@@ -51,7 +51,7 @@ class Shown:
     """Number of the command on its page, from 0."""
 
     def printed(self) -> str:
-        """What the command prints now, errors too."""
+        """The current output of the command, with its errors."""
         return printed_on(self.page)[self.place]
 
 
@@ -73,7 +73,7 @@ def shown_on(page: Path) -> Iterator[Shown]:
 
 @cache
 def printed_on(page: Path) -> list[str]:
-    """What the commands of a page print now, in one folder and in the order of the page."""
+    """Run the commands of a page in one folder, in its order; returns what each prints."""
     printed = []
     with TemporaryDirectory() as folder, chdir(folder), _window_of(80):
         for name, text in samples().items():

@@ -99,8 +99,8 @@ def _doors(package: str) -> Iterator[str]:
 
 
 def _public_names(door: str) -> Iterator[PublicName]:
-    """What a door defines, and what a package's door imports from the modules below it for others
-    to use."""
+    """Names that a module offers: those it defines and, if it is a package, those it imports from
+    the modules below it."""
     top_level = _statements(door)
     is_package = hasattr(importlib.import_module(door), "__path__")
     for node in top_level:

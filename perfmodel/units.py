@@ -277,7 +277,7 @@ def require_whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: in
 
 
 def divisors(n: int, limit: int | None = None) -> tuple[int, ...]:
-    """Whole numbers that divide `n`, ascending, none above `limit`."""
+    """Divisors of `n` in ascending order, none above `limit`."""
     # Divisors come in pairs, one of each at most the root.
     small_divisors = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
     large_divisors = [n // k for k in small_divisors]

@@ -239,7 +239,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _partners(name: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """What a name is taken for by mistake."""
+    """Names that this name could be mistaken for."""
     return [b if name == a else a for a, b in pairs if name in (a, b)]
 
 

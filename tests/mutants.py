@@ -162,7 +162,7 @@ class Scratch:
         return verdict
 
     def unchanged(self, tests: Sequence[str]) -> Verdict:
-        """What tests say of the package as it is."""
+        """Outcome of the tests on the unchanged package."""
         key = tuple(tests)
         if key not in self._unchanged:
             self._unchanged[key] = self.run(tests)
@@ -379,7 +379,7 @@ def _judge_all(
 
 
 def _summary(verdicts: dict[Mutant, Verdict], seed: int) -> str:
-    """How many mutants of every room were caught."""
+    """Table of the mutants caught in every room."""
     caught_of_room: dict[str, list[bool]] = {}
     for mutant, verdict in verdicts.items():
         caught_of_room.setdefault(mutant.room, []).append(verdict.is_caught)

@@ -153,8 +153,7 @@ def within_rule(ranked: Ranked) -> Ranked:
 
 
 def _standing(ranked: Ranked, layout: Layout) -> dict[str, Any]:
-    """Where a layout ranks, how much longer than the best it takes, and whether both meet the
-    bars."""
+    """A layout's rank, its excess over the best step time, and whether both meet the bars."""
     place = ranked.place(layout)
     if place is None:
         return {"rank": None, "of": len(ranked.layouts), "over best": np.inf, "held": False}

@@ -36,7 +36,7 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     """
     most_ranks = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
     if op.num_nodes <= nodes and op.num_ranks <= most_ranks:
-        return Reachable((_on_ranks(op, op.num_ranks, op.ranks_per_node),), True)
+        return Reachable((_on_ranks(op, op.num_ranks, op.ranks_per_node),), exact=True)
 
     # Full nodes and half-full nodes: two sizes show how time grows with ranks.
     span = min(op.num_nodes, nodes)
@@ -46,7 +46,7 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
         # A group of one rank sends nothing.
         if size and span * size > 1:
             ops.append(_on_ranks(op, span * size, size))
-    return Reachable(tuple(ops), False)
+    return Reachable(tuple(ops), exact=False)
 
 
 def _on_ranks(op: Collective, ranks: int, per_node: int) -> Collective:

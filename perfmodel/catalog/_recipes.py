@@ -53,14 +53,13 @@ class Recipe:
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether the recipe applies to a run with these names."""
-        # An empty list of a recipe stands for all: then the run's own name is in it.
-        return (
-            model in (self.models or (model,))
-            and device in (self.devices or (device,))
-            and dtype in (self.dtypes or (dtype,))
-            and (not self.since or _order(release) >= _order(self.since))
-            and (not self.until or _order(release) <= _order(self.until))
-        )
+        # An empty list of a recipe stands for all names.
+        names = ((model, self.models), (device, self.devices), (dtype, self.dtypes))
+        if any(listed and name not in listed for name, listed in names):
+            return False
+        is_early = bool(self.since) and _order(release) < _order(self.since)
+        is_late = bool(self.until) and _order(release) > _order(self.until)
+        return not is_early and not is_late
 
 
 _CHOSEN_BY = ("models", "devices", "dtypes", "since", "until")

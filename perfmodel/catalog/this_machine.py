@@ -107,10 +107,11 @@ def _cache_bytes(root: Path) -> float:
     """Largest cache of the first core."""
     # Index 0 and 1 are the first level, for data and instructions; the levels above follow as far
     # as there are any.
+    unit_bytes = {"": 1, "K": KIB, "M": MIB}
     sizes = []
     for number in range(5):
         text = _text(root / f"sys/devices/system/cpu/cpu0/cache/index{number}/size").strip()
         size = re.match(r"(\d+)([KM]?)$", text)
         if size:
-            sizes.append(float(size[1]) * {"": 1, "K": KIB, "M": MIB}[size[2]])
+            sizes.append(float(size[1]) * unit_bytes[size[2]])
     return max(sizes, default=float(DEFAULT_CACHE_BYTES))

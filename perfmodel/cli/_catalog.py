@@ -106,11 +106,12 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
         return records
 
     # Each kind of entry: how to find one, all names, and the fields to show.
-    find, names, record = {
+    functions_by_kind = {
         "models": (catalog.model, catalog.models, _model),
         "clusters": (catalog.cluster, catalog.clusters, _cluster),
         "devices": (catalog.device, catalog.devices, _device),
-    }[kind]
+    }
+    find, names, record = functions_by_kind[kind]
     return [
         {"name": name, **record(find(name))} for name in names() if word.lower() in name.lower()
     ]

@@ -20,7 +20,7 @@ _SHOWN_STAGES = 12
 
 
 def add_compare(commands: Any) -> None:
-    """Register `compare`."""
+    """Register the command `compare` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help="compare a predicted timeline with a measured one: batch time, devices, stages",
@@ -173,7 +173,7 @@ def _show_compared(report: dict[str, Any]) -> None:
 
 
 def add_explain(commands: Any) -> None:
-    """Register `explain`."""
+    """Register the command `explain` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "explain",
         help="show where a prediction and a profile of the same step differ, and how to correct it",

@@ -456,7 +456,7 @@ MOST_DIGITS: Final = 18
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Whole numbers above 0 separated by commas."""
+    """Parse whole numbers above 0 that are separated by commas."""
     numbers = []
     for part in text.split(","):
         digits = part.strip()

@@ -51,7 +51,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 
 
 def add_init(commands: Any) -> None:
-    """Register `init`."""
+    """Register the command `init` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "init", help="write a commented job file to start from"
     )
@@ -69,7 +69,7 @@ def add_init(commands: Any) -> None:
 
 
 def add_samples(commands: Any) -> None:
-    """Register `samples`."""
+    """Register the command `samples` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "samples", help="write small files of every kind, with a command to try each on"
     )

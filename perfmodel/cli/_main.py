@@ -181,7 +181,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def _remedy(error: OSError) -> str:
-    """What to change after an error of the file system; empty if that is not known."""
+    """Advice on an error of the file system, to end its message; empty if there is none."""
     path = Path(os.fsdecode(error.filename))
     if isinstance(error, FileNotFoundError):
         if path.parent.is_dir():

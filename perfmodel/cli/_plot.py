@@ -115,11 +115,12 @@ def _draw_step(arguments: argparse.Namespace, width_keyword: dict[str, Any]) -> 
     """Draw the timeline, memory or links of the step that the flags describe."""
     from perfmodel import viz
 
-    draw = {
+    drawings = {
         "gantt": viz.gantt,
         "memory": viz.draw_memory,
         "links": viz.draw_link_utilisation,
-    }[arguments.kind]
+    }
+    draw = drawings[arguments.kind]
     step = with_timeline(arguments)
     return Picture(draw(step, **width_keyword), [step])
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_predict(commands: Any) -> None:
-    """Register `predict`."""
+    """Register the command `predict` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "predict", help="predict step time, memory and critical path of one layout"
     )
@@ -61,7 +61,7 @@ def add_predict(commands: Any) -> None:
 
 
 def add_timeline(commands: Any) -> None:
-    """Register `timeline`."""
+    """Register the command `timeline` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "timeline", help="write the timeline of all devices as a Chrome trace or Gantt chart"
     )

@@ -27,7 +27,7 @@ _LAYOUT = (
 
 
 def add_distribute(commands: Any) -> None:
-    """Register `distribute`."""
+    """Register the command `distribute` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "distribute",
         help="write a model as a distributed program, with data, tensor and pipeline parallelism",
@@ -46,7 +46,7 @@ def add_distribute(commands: Any) -> None:
 
 
 def add_simulate(commands: Any) -> None:
-    """Register `simulate`."""
+    """Register the command `simulate` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "simulate", help="predict time, memory and timeline of a program on a cluster"
     )

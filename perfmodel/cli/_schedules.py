@@ -206,7 +206,7 @@ def show(report: dict[str, Any]) -> None:
         cells = []
         for schedule, forms in closed_forms.items():
             for which, form in forms.items():
-                figures = [_cell(name, value, True) for name, value in form.items()]
+                figures = [_cell(name, value, in_seconds=True) for name, value in form.items()]
                 cells.append([f"{schedule}, {which}", *figures])
         console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
     for line in (*report.get("skipped", ()), *report.get("notes", ())):

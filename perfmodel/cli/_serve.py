@@ -26,7 +26,7 @@ _PARTS: Final = {
 
 
 def add_command(commands: Any) -> None:
-    """Register `serve`."""
+    """Register the command `serve` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "serve",
         help="predict how fast a language model answers: time to first token, time per token, throughput, cache",

@@ -22,7 +22,7 @@ from perfmodel.units import GIB, MIN_FIT, duration, figure, fit_words, number_of
 
 
 def add_whatif(commands: Any) -> None:
-    """Register `whatif`."""
+    """Register the command `whatif` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="predict the same step with other hardware, network delays or a slow rank"
     )
@@ -214,10 +214,14 @@ def _design(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_design(report: dict[str, Any]) -> None:
-    """The report as text."""
-    {"memory": _memory, "devices": _devices, "overtake": _overtake, "upgrade": _upgrade}[
-        report["question"]
-    ](report)
+    """Print the answer to a question of design."""
+    print_answer = {
+        "memory": _memory,
+        "devices": _devices,
+        "overtake": _overtake,
+        "upgrade": _upgrade,
+    }
+    print_answer[report["question"]](report)
 
 
 def _memory(report: dict[str, Any]) -> None:

@@ -109,7 +109,7 @@ class Parser:
     def global_tensors(
         self, types: Mapping[str, Tensor]
     ) -> tuple[list[GlobalTensor], list[GlobalTensor]]:
-        """Whole inputs and outputs, which stand below the functions."""
+        """Parse the undivided inputs and outputs, which are listed below the functions."""
         sides: dict[str, list[GlobalTensor]] = {"input": [], "output": []}
         while self._peek().kind != "end":
             side = self._token().text

@@ -276,12 +276,13 @@ def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
     # Failures cost time too, so that a cluster is as fast as the tokens that it keeps.
     run = plan.run
     slowness = 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
-    known = {
+    figures = {
         "cost": run.usd_per_million_tokens,
         "time": slowness,
         "energy": run.energy_per_million_tokens_j,
-    }[order]
-    return (float("inf") if known is None else known, slowness)
+    }
+    figure = figures[order]
+    return (float("inf") if figure is None else figure, slowness)
 
 
 def clusters_named(

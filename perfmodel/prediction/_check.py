@@ -178,7 +178,7 @@ def check_offloaded_layers(layers: int, offloaded: int) -> None:
 
 
 def stages_without_layer(blocks: Sequence[tuple[BlockOps, int]]) -> int:
-    """How many of embedding and head can be a pipeline stage of their own."""
+    """Number of pipeline stages that can hold no layer: the embedding's and the head's."""
     (first, _), (last, _) = blocks[0], blocks[-1]
     return (not first.is_layer) + (not last.is_layer)
 

@@ -254,7 +254,7 @@ def fit_reasons(
 
 
 def _remedy(layout: Layout, category: str) -> str:
-    """How to shrink a category of memory by settings that the layout does not have yet."""
+    """Advice to shrink a category of memory by settings that the layout does not have yet."""
     if category == "activations":
         remedies = [
             ("recompute=full", layout.recompute != "full"),

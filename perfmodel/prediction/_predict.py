@@ -311,7 +311,7 @@ def _warnings(
 
 
 def _cached_encoders(model: Model, job: Job) -> tuple[str, ...]:
-    """What is assumed of frozen encoders that the step does not run, and how to say otherwise."""
+    """Sentences on frozen encoders whose outputs are assumed to be computed before the step."""
     cached: dict[str, list[str]] = {}
     for encoder in encoders_of(model):
         key = "cached_text" if encoder.is_of_text else "cached_latents"

@@ -121,7 +121,7 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
 
 
 def _overlapped_reduction(replicas: int, micro_batches: int, *, gathers: bool) -> GradReduce:
-    """How gradients are reduced where their reduction overlaps with passes
+    """The moment at which gradients are reduced if their reduction overlaps with passes
     (`ProgramSpec.grad_reduce`).
 
     Args:

@@ -261,11 +261,14 @@ def host_state_s(
     rank_of_first_stage = np.zeros(len(counts), int)
     rank_of_first_stage[stage_map[:, 0]] = np.arange(len(stage_map))
 
+    # A class is of one kind, and its time comes from the table of this kind alone.
+    gathers_s = in_classes(stage, segment, counts @ gather_s)
+    gathers_backward_s = in_classes(stage, segment, counts @ gather_backward_s)
+    reduces_s = in_classes(stage, segment, counts @ reduce_s)
     return (
-        (kind == Kind.PARAM_GATHER) * in_classes(stage, segment, counts @ gather_s)
-        + (kind == Kind.PARAM_GATHER_BACKWARD)
-        * in_classes(stage, segment, counts @ gather_backward_s)
-        + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce_s)
+        (kind == Kind.PARAM_GATHER) * gathers_s
+        + (kind == Kind.PARAM_GATHER_BACKWARD) * gathers_backward_s
+        + (kind == Kind.GRAD_REDUCE) * reduces_s
         + (kind == Kind.OPTIMIZER) * rank_update_s[rank_of_first_stage[stage]]
     )
 

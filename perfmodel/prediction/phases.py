@@ -110,7 +110,7 @@ def phase_counts(
     blocks: Float[np.ndarray, "*some blocks"],
     full: Float[np.ndarray, "*some blocks"],
 ) -> Float[np.ndarray, "*some blocks phases"]:
-    """How often passes of `kind` run through each phase of their blocks, `full` of which are
+    """Number of times that passes of `kind` run each phase of their blocks, `full` of which are
     recomputed in full."""
     counts = np.zeros((*blocks.shape, N_PHASES))
     counts[..., PHASES[kind]] = blocks[..., None]
@@ -148,8 +148,8 @@ class PassClasses:
 
     @cached_property
     def weights(self) -> dict[Variant, Float[np.ndarray, "passed_blocks classes"]]:
-        """How often each class of each variant runs through each phase of every block
-        (`block_passes`)."""
+        """Number of times that each class runs each phase of every block (`block_passes`), by
+        variant."""
         return {variant: block_passes(runs, self.blocks) for variant, runs in self.runs.items()}
 
     @cached_property
@@ -195,7 +195,7 @@ class DistinctPasses(NamedTuple):
 def block_passes(
     runs: Float[Any, "3 classes"], blocks: Float[Any, "classes blocks"]
 ) -> Float[Any, "passed_blocks classes"]:
-    """How often each class runs through the phases `PASSED` of every block, phase by phase."""
+    """Number of times that each class runs the phases `PASSED` of every block, phase by phase."""
     return (runs[:, None, :] * blocks.T).reshape(-1, len(blocks))
 
 

@@ -195,7 +195,8 @@ def _placement(group: Group, order: str, degrees: tuple[int, ...]) -> Placement:
     # the inside out; then those with different experts; the rest are replicas.
     sharding, remaining = _split([Axis(layout.tp, strides["tp"]), *data], layout.expert_tp)
     holding, replicas = _split(sorted(remaining, key=by_stride), layout.ep)
-    return _grid(*{"etp": sharding, "ep": holding, "expert_dp": replicas}[group])
+    axes_of_group = {"etp": sharding, "ep": holding, "expert_dp": replicas}
+    return _grid(*axes_of_group[group])
 
 
 def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:

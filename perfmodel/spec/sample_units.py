@@ -9,8 +9,8 @@ SampleUnit = Literal["tokens", "images", "videos", "samples"]
 
 
 def sample_unit(model: Model) -> SampleUnit:
-    """What people count the throughput of a model in: tokens of text, or whole images, videos or
-    samples."""
+    """The unit in which people state a model's throughput: tokens of text, or whole images, videos
+    or samples."""
     if isinstance(model, Mlp):
         return "samples"
     if not isinstance(model, Transformer):

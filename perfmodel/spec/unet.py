@@ -125,7 +125,9 @@ class UNet(Stated):
         """All parts in execution order, from the first convolution to the last."""
         size = self.latent_size
         c = self.channels[0]
-        parts = [UNetPart("conv_in", "convolution", self.latent_channels, c, size, 0, True)]
+        parts = [
+            UNetPart("conv_in", "convolution", self.latent_channels, c, size, is_read_again=True)
+        ]
         last = len(self.channels) - 1
 
         # Down: units of each scale, then a convolution that halves the image.
@@ -134,7 +136,7 @@ class UNet(Stated):
                 parts.append(self._unit(f"down_{scale}.{unit}", scale, c, size, is_read_again=True))
                 c = width
             if scale < last:
-                halving = UNetPart(f"down_{scale}.half", "halving", c, c, size, 0, True)
+                halving = UNetPart(f"down_{scale}.half", "halving", c, c, size, is_read_again=True)
                 parts.append(halving)
                 size = halving.size_out
         skips = [part.c_out for part in parts]

@@ -20,15 +20,18 @@ def adapter_products(
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
     before, behind = attention_adapters(model, job)
     feed_forward = ffn_adapters(model, job, model.ffn_hidden)
-    per_rank = job.tokens_per_sequence * (
-        letters["*"] * (before + behind)
-        + letters["W"] * sum(attention_adapters(model.in_window, job))
-        + letters["Q"] * sum(attention_adapters(model, job, own_keys=False))
-        + letters["V"] * sum(attention_adapters(model.in_window, job, own_keys=False))
-        + letters["-"] * feed_forward
-        + ffn_adapters(model, job, model.uneven_inner)
-        - ffn_adapters(model, job, 0)
-    )
+    attention_by_letter = {
+        "*": (before, behind),
+        "W": attention_adapters(model.in_window, job),
+        "Q": attention_adapters(model, job, own_keys=False),
+        "V": attention_adapters(model.in_window, job, own_keys=False),
+    }
+    per_token = letters["-"] * feed_forward
+    for letter, adapters in attention_by_letter.items():
+        per_token += letters[letter] * sum(adapters)
+    # Layers with a feed-forward of their own size add what it has beyond an empty one.
+    per_token += ffn_adapters(model, job, model.uneven_inner) - ffn_adapters(model, job, 0)
+    per_rank = job.tokens_per_sequence * per_token
     per_rank += model.decoder_layers * s_out * (before + 2 * behind + feed_forward)
 
     # Streams of text and image have adapters of their own, as far as they leave a layer; the last

@@ -409,8 +409,10 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
         2,
         dtype=dtype,
     )
+    first_step = step(keys_per_rank, attention.causal)
+    step_of_other_rank = step(half, causal=False)
     return ContextPart(
-        steps=(step(keys_per_rank, attention.causal), *(step(half, False),) * other_ranks),
+        steps=(first_step, *(step_of_other_rank,) * other_ranks),
         forward_comm=(all_kv,) if gathered else (kv,),
         backward_comm=(all_kv if gathered else kv, gradients, last),
         merges=_merge(local, rows, values) * other_ranks,

@@ -495,11 +495,14 @@ def _output_bias(
     # joined and brought back to 16 bits.
     narrow = local.precision.act_dtype
     forward = [
-        *passes(2, 1, "fp32", False),
-        *passes(1, 2, "fp32", False),
-        *passes(1, 1, narrow, False),
+        *passes(2, 1, "fp32", backward=False),
+        *passes(1, 2, "fp32", backward=False),
+        *passes(1, 1, narrow, backward=False),
     ]
 
     # Gradients of bias and weights are sums of products that are written out.
-    backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
+    backward = [
+        *passes(2, 1, narrow, backward=True),
+        *passes(3, 1, "fp32", backward=True),
+    ]
     return tuple(forward), tuple(backward)

@@ -130,7 +130,7 @@ class ShardSizes:
 
     @property
     def tp(self) -> int:
-        """Tensor-parallel degree."""
+        """Number of tensor-parallel ranks."""
         return self.shard.tp
 
     def adapts(self, *modules: AdapterModule) -> bool:

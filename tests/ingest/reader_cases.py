@@ -73,9 +73,9 @@ def nccl_text(
     ]
     for size, times in rows.items():
         # old versions leave the column empty where nothing is reduced
-        redop = (
-            "sum" if test in ("all_reduce", "reduce_scatter") else "" if layout == "old" else "none"
-        )
+        redop = "" if layout == "old" else "none"
+        if test in ("all_reduce", "reduce_scatter"):
+            redop = "sum"
         cells = [str(size), str(size // 4), dtype, redop] + ([] if layout == "old" else [root])
         for time_us in times:
             algorithm = size / time_us / 1e3

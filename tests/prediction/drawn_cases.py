@@ -205,7 +205,7 @@ _LAYOUTS = [
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Of any model, cluster, framework, schedule and layout that are possible together."""
+    """Draw a model, cluster, framework, schedule and layout that are possible together."""
     cluster = catalog.cluster(draw(st.sampled_from(_CLUSTERS)))
     if draw(st.booleans()):
         cluster = replace(cluster, device=catalog.device(draw(st.sampled_from(_DEVICES))))

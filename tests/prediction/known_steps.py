@@ -207,8 +207,7 @@ def _problem(step: Step) -> StepProblem:
 
 
 def structure(problem: StepProblem, layout: Layout) -> dict[str, float]:
-    """How a step's program is built, as names that count one each: some of it shows in no
-    figure."""
+    """Facts of a step's program, as names with the value 1; some of them show in no figure."""
     (batch,) = layout_batches(problem, [layout])
     values = {field.name: getattr(batch.spec, field.name) for field in fields(batch.spec)}
     words = (

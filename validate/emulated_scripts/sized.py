@@ -83,7 +83,8 @@ class DeepLight(nn.Module):
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-model = {"bert": Bert, "resnet152": ResNet152, "deeplight": DeepLight}[sys.argv[1]]()
+models = {"bert": Bert, "resnet152": ResNet152, "deeplight": DeepLight}
+model = models[sys.argv[1]]()
 # Gradients as views of buckets save a copy of them all, of models of gigabytes.
 model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -170,7 +170,7 @@ class Group:
 
 
 def _all(runs: pd.DataFrame) -> pd.Series:
-    """Every run."""
+    """A mask that selects every run."""
     return pd.Series(True, index=runs.index)
 
 

@@ -397,11 +397,11 @@ class Look:
         return figures
 
     def scores_of_intervals(self) -> dict[str, float]:
-        """`interval_scores`."""
+        """Scores of the predicted intervals (`interval_scores`)."""
         return interval_scores(self.source, self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
 
     def deciles(self) -> list[WidthDecile]:
-        """`width_deciles`."""
+        """Reliability of the intervals by decile of their width (`width_deciles`)."""
         return width_deciles(self.measured_s, self.predicted_s, self.lo_s, self.hi_s)
 
 

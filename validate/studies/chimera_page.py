@@ -168,9 +168,9 @@ def cumulative_terms() -> list[tuple[str, Conditions]]:
 
 
 def agreement(conditions: Conditions) -> dict[str, Any]:
-    """Of both models' choices: how many are the same, and the same in depth; by how much
-    throughputs are off that the paper states (mean of |ours / paper's - 1|), and those of DAPPLE
-    and PipeDream-2BW."""
+    """Agreement of our model's choices and throughputs with the paper's: how many choices are the
+    same, and the same in depth; the mean of |ours / paper's - 1| over the throughputs that the
+    paper states; and Chimera's throughput over DAPPLE's and PipeDream-2BW's."""
     figures: dict[str, Any] = {}
     tables = [chimera_table(study, conditions) for study in STUDIES]
     # Two models and five schemes: too few to judge a term by one of them.

@@ -95,8 +95,8 @@ class Choice:
 
     @property
     def regret(self) -> float:
-        """How much longer than the fastest measured layout the one takes that is most probably the
-        fastest."""
+        """Relative excess of the measured time of the layout predicted fastest over that of the
+        layout measured fastest."""
         return float(np.expm1(self.measured[self.predicted.argmin()] - self.measured.min()))
 
 

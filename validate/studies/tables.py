@@ -57,7 +57,9 @@ def _lines(head: Sequence[str], rule: Sequence[str], rows: Iterable[Sequence[Any
 
 def percent(value: float | None, sign: bool = False) -> str:
     """Format a share in per cent with one digit; a dash for None."""
-    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
 
 
 def held(rows: Iterable[bool]) -> str:

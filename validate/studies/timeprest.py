@@ -218,9 +218,9 @@ def _against(problem: StepProblem, base: Layout, tried: list[Layout]) -> pd.Data
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every order and baseline over all settings: the most that it saves, the most epochs per
-    hour, and how many settings save what the paper does (within `WITHIN`) on stage 0, on stage 1,
-    train faster than PipeDream, and do all three."""
+    """One row per baseline and order: the most memory saved and the most epochs per hour over all
+    settings, and the number of settings that save what the paper does (within `WITHIN`) on stage 0
+    or stage 1, train faster than PipeDream, or do all three."""
     rows = []
     for (versions, order), settings in table.groupby(["PipeDream with", "order"], sort=False):
         first, second = (

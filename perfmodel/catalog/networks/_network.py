@@ -103,8 +103,8 @@ class Network:
 
     @property
     def detail(self) -> int:
-        """How much is known about its rate: 2 if adapters are counted, 1 if only the rate is known,
-        else 0."""
+        """Rank of what is known about the rate: 2 if adapters are counted, 1 if only the rate is
+        known, else 0."""
         if self.gbit_per_s is None:
             return 0
         return 1 if self.adapters is None else 2

@@ -296,8 +296,8 @@ def term_constants(
 
 
 def _unbound(log_share: float) -> float:
-    """How far a kernel that reaches this share of the bandwidth follows the issue rate instead;
-    linear in between."""
+    """Exponent with which a kernel that reaches this share of the bandwidth follows the issue rate:
+    0 for kernels bound by memory, `_FOLLOWS_ISSUE` far below, linear in the logarithm between."""
     place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
     return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
 

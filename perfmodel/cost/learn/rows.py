@@ -261,8 +261,8 @@ def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
     op_parts = set(kind.op.split("_"))
 
     def cost(candidate: KernelKind) -> tuple[float, KernelKind]:
-        """How badly a measured kind stands in; the kind itself decides between equals, so that the
-        order of weights files does not."""
+        """Cost of letting a measured kind stand in, and the kind itself, which decides between
+        equal costs; the order of weights files must not."""
         total = _pass_cost(kind.pass_, candidate.pass_)
         if candidate.dtype != kind.dtype:
             total += 4.0

@@ -279,8 +279,8 @@ class Stack:
         return f"{self.figures.name}|{self.source}|{self.software}"
 
     def preference(self, kind: KernelKind, source: str | None, software: str | None) -> Preference:
-        """How well the stack suits a request for a kind, from a source or a software (by its name,
-        source or both)."""
+        """Sort key of the stack among those that could answer a request for a kind, from a source
+        or a software (named alone, by its source or by both)."""
         is_of_source = source is None or self.source == source
         names_of_software = (self.software, self.source, f"{self.source}/{self.software}")
         # The requested software comes first, then its other versions, then other software of the

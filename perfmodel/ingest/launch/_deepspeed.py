@@ -303,8 +303,8 @@ def _secondary(settings: Mapping[str, Any]) -> Fields:
 def _write_offload(fields: Fields) -> Mapping[str, Any]:
     # DeepSpeed offloads weights only together with the optimizer: each choice adds a key to the one
     # before.
-    n_keys = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
-    return dict.fromkeys(_OFFLOADS[:n_keys], "cpu")
+    n_keys = {"none": 0, "optimizer": 1, "weights": 2}
+    return dict.fromkeys(_OFFLOADS[: n_keys[fields["offload_states"]]], "cpu")
 
 
 def _shards(settings: Mapping[str, Any]) -> Fields:

@@ -178,7 +178,9 @@ def fsdp_offload(zero: int, on_host: bool) -> Fields:
 
     It moves all of them; weights that stay gathered after forward (`zero` 2) are on the device too.
     """
-    return {"offload_states": {2: "optimizer", 3: "weights"}[zero]} if on_host else {}
+    if not on_host:
+        return {}
+    return {"offload_states": "weights" if zero == 3 else "optimizer"}
 
 
 def offloads_to_host(fields: Fields) -> bool:

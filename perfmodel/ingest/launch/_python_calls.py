@@ -73,7 +73,7 @@ class Calls(Expressions):
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> object:
-        """Follow statements."""
+        """Run statements; returns how they leave their block, None if they run to its end."""
 
     @abstractmethod
     def follow_handed(self, function: Function) -> None:

@@ -311,7 +311,9 @@ class Expressions(ABC):
                 return compared(ast.Is(), subject, pattern.value)
             case ast.MatchOr():
                 outcomes = [self.fits(inner, subject, scope) for inner in pattern.patterns]
-                return True if True in outcomes else None if None in outcomes else False
+                if True in outcomes:
+                    return True
+                return None if None in outcomes else False
             case ast.MatchAs(pattern=None):
                 if pattern.name is not None:
                     self.write(scope.names, pattern.name, subject)

@@ -345,5 +345,5 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             else:
                 entries[f"{prefix}{key}"] = Entry(value_of(child), line, is_default=is_merged)
 
-    walk(root, "", False)
+    walk(root, "", is_merged=False)
     return entries

@@ -82,7 +82,7 @@ class Emitter:
         return self.builder.types[ref.name].shape
 
     def dtype(self, ref: Ref) -> str:
-        """Element type."""
+        """Element type of a tensor."""
         return self.builder.types[ref.name].dtype
 
     def cast(self, ref: Ref, dtype: str) -> Ref:

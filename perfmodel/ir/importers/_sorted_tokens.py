@@ -86,7 +86,8 @@ class _Routing:
         else:
             first = ""
         if node.target is operator.getitem and first == "sort":
-            return (_IDS, _ORDER)[node.args[1]]
+            # A sort returns the sorted experts, then the order of the tokens.
+            return _IDS if node.args[1] == 0 else _ORDER
         if first == _ORDER and name == "floor_divide" and isinstance(node.args[1], int):
             self.per_token = node.args[1]
             return _TOKENS

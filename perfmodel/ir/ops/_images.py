@@ -114,9 +114,12 @@ def _conv2d_work(pass_: Any) -> WorkRule:
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # Kernels of all three passes are described by the forward's image and filter; only their
         # place differs.
-        x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[
-            pass_
-        ]
+        if pass_ == "fwd":
+            x, w = inputs
+        elif pass_ == "dgrad":
+            (x,), w = outputs, inputs[0]
+        else:
+            x, (w,) = inputs[0], outputs
         (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
         kernel = Convolution(
             dtype=kernel_dtype(x),

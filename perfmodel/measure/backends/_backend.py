@@ -172,7 +172,7 @@ class Transport:
 
     @property
     def software(self) -> str:
-        """What the `software` column of tables says."""
+        """Package and version of the library, and the backend: the `software` column of tables."""
         return f"{self.package}{version(self.package).partition('+')[0]}-{self.name}"
 
     def accelerator(self) -> str | None:

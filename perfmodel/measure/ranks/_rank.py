@@ -201,7 +201,7 @@ def _operation(op: Collective) -> Any:
 
     # Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does.
     ring = [(i, (i + 1) % op.num_ranks) for i in range(op.num_ranks)]
-    return {
+    operations = {
         "all_reduce": partial(lax.psum, axis_name="rank"),
         "all_gather": partial(lax.all_gather, axis_name="rank", tiled=True),
         "reduce_scatter": partial(lax.psum_scatter, axis_name="rank", tiled=True),
@@ -209,7 +209,8 @@ def _operation(op: Collective) -> Any:
             lax.all_to_all, axis_name="rank", split_axis=0, concat_axis=0, tiled=True
         ),
         "send_recv": partial(lax.ppermute, axis_name="rank", perm=ring),
-    }[op.collective]
+    }
+    return operations[op.collective]
 
 
 class RankProcess:

@@ -48,9 +48,9 @@ KNOBS: Final = {
     "intra_node_bandwidth": Knob("bandwidth inside nodes", ("intra_node_bandwidth",)),
     "compute_rate": Knob("computing rate", ("compute_rate",)),
     "memory_bandwidth": Knob("memory bandwidth", ("memory_bandwidth",)),
-    "latency": Knob("network latency", ("intra_node_latency", "inter_node_latency"), False),
-    "host_op_s": Knob("host time per kernel", ("host_op_s",), False),
-    "kernel_gap_s": Knob("gap between kernels", ("kernel_gap_s",), False),
+    "latency": Knob("network latency", ("intra_node_latency", "inter_node_latency"), is_rate=False),
+    "host_op_s": Knob("host time per kernel", ("host_op_s",), is_rate=False),
+    "kernel_gap_s": Knob("gap between kernels", ("kernel_gap_s",), is_rate=False),
 }
 """Every knob by its name."""
 

@@ -285,7 +285,7 @@ def faults(
 
 
 def with_batch(problem: StepProblem, global_batch: int) -> StepProblem:
-    """The same job with another global batch."""
+    """The problem with another global batch."""
     return replace(problem, job=replace(problem.job, global_batch=global_batch))
 
 

@@ -212,7 +212,7 @@ def _obstacles(
     executor: Executor,
     report: Report,
 ) -> _Obstacles:
-    """What keeps layouts from running, after a complete search."""
+    """Explain, after a complete search, which limits keep layouts from running."""
     impossible = beyond = None
     if not ranked.predictions:
         impossible = _impossible(question, goal, evaluation.candidates, executor, report)

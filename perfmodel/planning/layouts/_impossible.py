@@ -326,7 +326,8 @@ def _on_devices(question: Question, devices: int) -> Question:
 
 
 def _around(n: int, largest: int) -> Iterator[int]:
-    """Whole numbers by their distance from `n`, the larger first."""
+    """Neighbours of `n` from 1 to `largest`, nearest first; the larger of two at the same distance
+    comes first."""
     for distance in range(1, NEAR + 1):
         if n + distance <= largest:
             yield n + distance

@@ -48,8 +48,8 @@ class Robustness:
 
     def order(self, criterion: str) -> list[int]:
         """Sort positions by one of `ORDERS`; ties keep their previous order."""
-        key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[criterion]
-        return np.argsort(key, kind="stable").tolist()
+        sort_keys = {"regret": self.regret, "upper": self.upper, "best": -self.best}
+        return np.argsort(sort_keys[criterion], kind="stable").tolist()
 
     @property
     def ranks(self) -> list[int]:

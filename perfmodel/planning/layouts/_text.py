@@ -72,7 +72,7 @@ def print_search(
 
 
 def _evaluated_line(feasible: int, evaluated: int, seconds: float) -> str:
-    """How many layouts fit and were evaluated, and how long that took."""
+    """The sentence that says how many layouts fit and were evaluated, and how long it took."""
     fit = "1 layout fits" if feasible == 1 else f"{feasible:,} layouts fit"
     were = "was" if evaluated == 1 else "were"
     return f"{fit} into memory; {evaluated:,} of them {were} fully evaluated, in {seconds:.1f} s"

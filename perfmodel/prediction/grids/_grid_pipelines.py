@@ -41,7 +41,7 @@ class PipelineBlocks:
 
     @cached_property
     def blocks(self) -> Float[np.ndarray, " blocks"]:
-        """How often the model has each block."""
+        """Number of times that the model has each block."""
         return self.counts.sum(axis=0)
 
     @cached_property

@@ -155,7 +155,7 @@ class StateEvents:
             gathers = "all_gather" in exchanges(state.zero, self._job)
             # Weights that an update changed are gathered as one piece, even if they are used in
             # several.
-            gather_after_update = collectives(False, GATHER)
+            gather_after_update = collectives(by_layer=False, kinds=GATHER)
             bound = _bound(
                 spec,
                 state,
@@ -164,7 +164,9 @@ class StateEvents:
                 if trained
                 else NONE,
                 gather=collectives(by_layer, GATHER) if gathers else NONE,
-                gather_backward=collectives(True, GATHER_BACKWARD) if runs_backward else NONE,
+                gather_backward=collectives(by_layer=True, kinds=GATHER_BACKWARD)
+                if runs_backward
+                else NONE,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,

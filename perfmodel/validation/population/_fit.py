@@ -237,7 +237,7 @@ def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"
         # are in the fold is unseen.
         seen = seen_in(labels, ~left_out)
         for run in np.flatnonzero(predicted):
-            of_site = seen.unknown(
+            unknown_of_site = seen.unknown(
                 str(labels["framework"][run]),
                 str(labels["architecture"][run]),
                 int(labels["year"][run]),
@@ -245,12 +245,13 @@ def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"
                 generic=GENERIC,
             )
             degrees = dict(zip(DEGREES, runs.degrees[run].tolist(), strict=True))
-            of_run = {
+            unknown_of_run = {
                 "settings_unstated": degrees["unstated"],
                 "extrapolated": degrees["extrapolated"],
                 "contradictions": float(runs.contradictions[run]),
             }
-            unknown[run] = [{**of_site, **of_run}[name] for name in names]
+            factors = {**unknown_of_site, **unknown_of_run}
+            unknown[run] = [factors[name] for name in names]
     return unknown
 
 

@@ -112,9 +112,10 @@ def dtype_of(row: Row, device: Device) -> StatedDtype:
         if stated == "tf32":
             return StatedDtype(wider)
         return StatedDtype(
-            wider, False, f"{column}={stated} and {device.name} without {stated} (taken as {wider})"
+            wider,
+            contradiction=f"{column}={stated} and {device.name} without {stated} (taken as {wider})",
         )
-    return StatedDtype(usual, True)
+    return StatedDtype(usual, is_assumed=True)
 
 
 def names_dtype(row: Row) -> bool:

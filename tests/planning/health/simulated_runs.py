@@ -298,7 +298,7 @@ ARGUMENTS = {"recompute": "recompute_granularity"}
 
 
 def straggler_report(run: SimulatedRun) -> dict[str, tuple[float, float]]:
-    """What the straggler detector reports of a simulated step: forward passes, loading, clocks."""
+    """The straggler detector's report of a simulated step: forward passes, loading, clocks."""
     problem, layout = job(run.job)
     step_problem = step_problem_of(problem)
     scenario = Scenario.parse(run.settings)
@@ -331,7 +331,7 @@ def passes_s(prediction: pm.Prediction) -> float:
 
 
 def timers_ms(run: SimulatedRun) -> dict[str, tuple[float, float]]:
-    """What the timers of Megatron-LM or DeepSpeed show of a simulated step."""
+    """Milliseconds that the timers of Megatron-LM or DeepSpeed show for a simulated step."""
     problem, layout = job(run.job)
     step_problem = step_problem_of(problem)
     scenario = Scenario.parse(run.settings)

@@ -88,7 +88,7 @@ def _data_loading(rng: np.random.Generator) -> SimulatedRun:
 
 
 def _with_evidence(rng: np.random.Generator, run: SimulatedRun) -> SimulatedRun:
-    """What the log of a hidden fault holds beside step times."""
+    """Add to a run the evidence beside step times that the log of its hidden fault holds."""
     problem, _ = job(run.job)
     batch = problem.job.global_batch
     if run.job in MEGATRON:

@@ -89,11 +89,13 @@ def layouts() -> Iterator[Layout]:
         for j in range(3):
             states = STATES[(i + 2 * j) % (len(STATES) - 1)]
             others = OTHERS[(i + j) % 4] if j else {}
-            yield Layout(pp=pp, dp=2, vpp=vpp, schedule=name, **(states | others | _of(name)))
+            yield Layout(
+                pp=pp, dp=2, vpp=vpp, schedule=name, **(states | others | _fixed_fields(name))
+            )
 
 
-def _of(name: str) -> dict[str, Any]:
-    """What a schedule leaves no choice of."""
+def _fixed_fields(name: str) -> dict[str, Any]:
+    """Fields of a layout that its schedule fixes."""
     return {"cp": 1} if name.startswith("seq1f1b") else {}
 
 
@@ -121,7 +123,7 @@ def _is_possible(of: StepProblem, layout: Layout) -> bool:
 
 
 def read() -> dict[Layout, tuple[float, ...]]:
-    """What was so when the table was written."""
+    """The stored table, as it was when last written."""
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {

@@ -204,7 +204,7 @@ def _of_row(
     size = max(size, int(ranks_per_node))
 
     # The network: the row's own adapters count before the interconnect's name.
-    outer = link_class(interconnect, device, True)
+    outer = link_class(interconnect, device, between_nodes=True)
     adapter = outer.bandwidth_bytes_per_s
     if nic_gbit > 0:
         adapter = nic_gbit / 8 * 1e9
@@ -219,7 +219,7 @@ def _of_row(
 
     # Inside a node: the device's own link rate, unless the name states a rate or names a bridge or
     # an unknown link.
-    inner = in_node_of(size, link_class(interconnect, device, False), name)
+    inner = in_node_of(size, link_class(interconnect, device, between_nodes=False), name)
     known, figure = _known_device(device)
     by_name = states_rate(interconnect) or not inner.known or "bridge" in inner.name
     bandwidth = figure if figure and not by_name else inner.bandwidth_bytes_per_s
@@ -416,6 +416,7 @@ def constants(
     at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", near.name)
     concurrent_share = fabric.share_between(level, ranks_per_node, concurrent)
+    outermost_level = level if spans_nodes else 0
     return LinkConstants(
         inside=_inside(effects_of_kind, fabric, level, spans_nodes),
         between=_between(effects_of_kind, fabric, level, concurrent_share),
@@ -425,7 +426,7 @@ def constants(
         peer_s=exp(value("peer_s", far.name)),
         # the share of the rates that each other protocol reaches
         low_latency_share=1 / (1 + exp(-low_latency)),
-        line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
+        line_share=LINE_SHARE if fabric.carries_lines(outermost_level) else 0.0,
         # how the rates change with ranks and nodes
         peer_exponent=value("peers", near.name) if near.mesh or near.bridged else 0.0,
         node_exponent=exp(value("nodes", far.name)) if at_scale else 0.0,
@@ -477,7 +478,7 @@ def _inside(values: _Values, fabric: Fabric, level: int, spans_nodes: bool) -> T
         hop_s=hop_s,
         hop_full_s=full_ratio * hop_s,
         hop_line_s=line_ratio * hop_s,
-        latency_shift_s=fabric.latency_shift_s(level, False),
+        latency_shift_s=fabric.latency_shift_s(level, between=False),
         usual_latency_s=link.latency_s,
         bytes_per_s=fabric.inside.bandwidth * efficiency,
     )
@@ -496,7 +497,7 @@ def _between(values: _Values, fabric: Fabric, level: int, bytes_per_s: float) ->
         hop_s=hop_s,
         hop_full_s=full_ratio * hop_s * pair_ratio,
         hop_line_s=line_ratio * hop_s,
-        latency_shift_s=fabric.latency_shift_s(level, True),
+        latency_shift_s=fabric.latency_shift_s(level, between=True),
         usual_latency_s=link.latency_s,
         bytes_per_s=bytes_per_s * values.efficiency("between", link.name),
     )

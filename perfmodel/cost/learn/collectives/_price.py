@@ -237,7 +237,7 @@ class CollectivePrices:
         their ranks, so they get its bandwidth; their latency is that of their own ranks.
         """
         fabric = request.fabric
-        parts, source = self._measured_curves(request, False, 0, 0.0)
+        parts, source = self._measured_curves(request, between=False, level=0, per_node=0.0)
         in_network = request.algorithm == "collnet"
         link = constants(
             self.weights.physics,
@@ -283,7 +283,7 @@ class CollectivePrices:
         """Table of groups over several nodes, by their number; one node first, from the table
         inside it."""
         fabric = request.fabric
-        parts, source = self._measured_curves(request, True, level, per_node)
+        parts, source = self._measured_curves(request, between=True, level=level, per_node=per_node)
         is_measured_series = isinstance(source, SeriesKey)
         in_network = request.algorithm == "collnet"
 

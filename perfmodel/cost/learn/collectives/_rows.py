@@ -427,7 +427,7 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     """
     import pandas as pd
 
-    bus = least_volume(kind, rows.ranks, rows.ranks, False) * rows.buffer_bytes
+    bus = least_volume(kind, rows.ranks, rows.ranks, reduces=False) * rows.buffer_bytes
     # in a mesh each pair has its own link, of which few ranks use few
     nominal = np.full(len(rows), link.bandwidth_bytes_per_s)
     if not link.between_nodes and _is_mesh(link, interconnect):

@@ -41,7 +41,7 @@ def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[
     for i, ratio in times_over_alone(rows):
         if rows.between[i] and rows.skipped[i] == "":
             fabric = rows.fabric[i]
-            measured[FabricKey(fabric.device, fabric.key(True), str(rows.kind[i]))].append(
+            measured[FabricKey(fabric.device, fabric.key(between=True), str(rows.kind[i]))].append(
                 (i, ratio)
             )
 

@@ -180,7 +180,7 @@ class CollectiveWeights:
     def sharing_exponent(self, fabric: Fabric, kind: str, level: int) -> float | None:
         """The measured exponent of groups that share a fabric's links between nodes (`sharing`);
         None if unmeasured."""
-        key = FabricKey(fabric.device, fabric.key(True, level), kind)
+        key = FabricKey(fabric.device, fabric.key(between=True, level=level), kind)
         return self.sharing.get(key, self.sharing.get(key._replace(kind="")))
 
     def by_die(self) -> "CollectiveWeights":

@@ -106,7 +106,9 @@ def moe_rows(table: "pd.DataFrame") -> MoeRows:
 def moe_prior(series: ExchangeKey) -> np.ndarray:
     """Natural logarithms of launch [s], bandwidth inside and between nodes and per multiprocessor
     [bytes/s]."""
-    intra = link_class(series.interconnect, series.device, False).bandwidth_bytes_per_s
+    intra = link_class(
+        series.interconnect, series.device, between_nodes=False
+    ).bandwidth_bytes_per_s
     return np.log([25e-6, 0.6 * intra, 45e9, 0.6 * intra / 16])
 
 

@@ -271,7 +271,9 @@ def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkCl
 def is_network(interconnect: str, device: str) -> bool:
     """Whether the catalog knows a name only as a link between nodes, so that each node has a single
     device."""
-    return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
+    return is_known(interconnect, device, between_nodes=True) and not is_known(
+        interconnect, device, between_nodes=False
+    )
 
 
 def is_flat(levels: Sequence[str], device: str) -> bool:

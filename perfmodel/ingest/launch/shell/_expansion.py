@@ -345,15 +345,16 @@ class Expander:
         # `i++` counts and has the value from before, as in C; a value that is not known makes the
         # variable unknown.
         before = self.arithmetic(name, line)
-        if sign in ("++", "--"):
-            after = None if before is None else before + (1 if sign == "++" else -1)
-        elif sign == "=":
+        if sign == "=":
             after = self.arithmetic(expression, line)
+        elif before is None:
+            after = None
+        elif sign == "++":
+            after = before + 1
+        elif sign == "--":
+            after = before - 1
         else:
-            if before is None:
-                after = None
-            else:
-                after = self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
+            after = self.arithmetic(f"{before} {sign[:-1]} ({expression})", line)
         if after is not None:
             self.state.variables[name] = {"0": Word(str(after), line)}
         else:

@@ -122,13 +122,13 @@ class PlainCommandParser(WordParser):
         # `wc -l < hosts` writes what `cat hosts | wc -l` does.
         if match[0] == "<" and _is_plain(raw_words, _COUNTING):
             file = self.text[match.end() : self.at].strip()
-            catenated = Part("output", f"cat {file}", False, self.line)
+            catenated = Part("output", f"cat {file}", quoted=False, line=self.line)
             word = RawWord((catenated,), self.line)
-            redirected.here = HereText("", False, word=word, line=self.line)
+            redirected.here = HereText("", literal=False, word=word, line=self.line)
             return
         # `read A B < <(command)`, as if the text stood behind `<<<`.
         if match[1] == "<" and target.is_output and _is_plain(raw_words, READING):
-            redirected.here = HereText("", False, word=target, line=self.line)
+            redirected.here = HereText("", literal=False, word=target, line=self.line)
         # Output to descriptor 2 consists of messages.
         if ">" in match[1] and not match[0].startswith("2"):
             redirected.output = target
@@ -139,7 +139,7 @@ class PlainCommandParser(WordParser):
         self.at = match.end()
         self.blanks()
         if match[1] == "<<<":
-            return HereText("", False, word=self.word(), line=self.line)
+            return HereText("", literal=False, word=self.word(), line=self.line)
         if match[1].startswith("<<"):
             delimiter = re.compile(r"\\?(['\"]?)([^\s'\";&|<>()]+)\1").match(self.text, self.at)
             if delimiter is None:

@@ -218,7 +218,7 @@ class _Interpreter(Commands):
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
-        before = tree.Pipeline(node.commands[:-1], False)
+        before = tree.Pipeline(node.commands[:-1], negated=False)
         return pipeline_output(
             before, expand, self.text_of, self.variable, self.script_beside, self.folder
         )

@@ -226,7 +226,7 @@ class _Parser(PlainCommandParser):
         if isinstance(target, HereText):
             return Fed(node, target, None)
         if target.is_output:
-            return Fed(node, HereText("", False, word=target, line=self.line), None)
+            return Fed(node, HereText("", literal=False, word=target, line=self.line), None)
         return Fed(node, None, target)
 
     def if_block(self, line: int) -> If:
@@ -349,7 +349,9 @@ class _Parser(PlainCommandParser):
                 bool(raw_words and raw_words[-1].parts) and raw_words[-1].parts[0].text == "=~"
             )
             if operator and not (is_expression and operator[0] == "("):
-                raw_words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
+                raw_words.append(
+                    RawWord((Part("text", operator[0], quoted=False, line=self.line),), self.line)
+                )
                 self.at += len(operator[0])
             else:
                 raw_words.append(self.word())

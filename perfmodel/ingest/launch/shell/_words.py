@@ -104,7 +104,9 @@ class WordParser:
             # `<(command)` is a file with the command's output.
             elif char in "<>":
                 self.at += 1
-                self.parts.append(Part("output", self.enclosed("(", ")")[1:-1], False, self.line))
+                self.parts.append(
+                    Part("output", self.enclosed("(", ")")[1:-1], quoted=False, line=self.line)
+                )
             else:
                 self.piece(char)
         parts, self.parts = tuple(self.parts), outer
