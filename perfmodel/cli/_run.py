@@ -120,14 +120,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             errors[name] <= max(_TOLERANCE[value.dtype.itemsize], _ROUNDING * rounding[name])
             for name, value in expected.items()
         )
+    largest_error = None
+    if not any(map(isnan, errors.values())):
+        largest_error = max(errors.values(), default=0.0)
     report: dict[str, Any] = {
         "program": program.function.name,
         "ranks": arguments.ranks,
         "instructions": len(program.function.instructions),
         "agrees_with_reference": agree,
-        "largest_relative_error": None
-        if any(map(isnan, errors.values()))
-        else max(errors.values(), default=0.0),
+        "largest_relative_error": largest_error,
         "makespan_s": result.timeline.makespan_s,
         "makespans_s": result.makespans_s.tolist(),
         "busy_s": result.timeline.device_busy_s().tolist(),

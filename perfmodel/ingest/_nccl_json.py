@@ -72,11 +72,12 @@ def read_nccl_json(
         ranks += [rank] * (threads * gpus)
     group = group_columns(ranks, options, str(path))
     code = data.get("nccl_version")
+    software = "nccl-tests"
+    if code is not None:
+        software = f"nccl-{nccl_version(integer(code, 'nccl_version', path))}"
     common: Row = group | {
         "algorithm": algorithm(settings),
-        "software": "nccl-tests"
-        if code is None
-        else f"nccl-{nccl_version(integer(code, 'nccl_version', path))}",
+        "software": software,
     }
     rows: list[Row] = []
     for index, item in enumerate(listing(data.get("results"), "results", path)):

@@ -141,10 +141,8 @@ class PlanFile:
         for i, grid in enumerate(self.collectives):
             collectives += _collectives(grid, i, tests is not None)
 
-        # Fields of the same names, those that are tables in the file as records.
-        stated = {
-            field_info.name: getattr(self, field_info.name) for field_info in fields(self)
-        } | {
+        # A plan has the fields of its file, with a record for each table.
+        records: dict[str, Any] = {
             "rule": _make(StoppingRule, self.rule, "rule"),
             "collective_rule": _make(StoppingRule, collective_rule, "collective_rule"),
             "kernels": tuple(kernels),
@@ -152,12 +150,15 @@ class PlanFile:
             "loaded_kernels": tuple(loaded_kernels),
             "beside_kernels": tuple(beside_kernels),
             "collectives": tuple(collectives),
-            "nccl_tests": None if tests is None else _make(NcclTests, tests, "nccl_tests"),
-            "emulated_network": None
-            if network is None
-            else _make(EmulatedNetwork, network, "emulated_network"),
+            "nccl_tests": None,
+            "emulated_network": None,
         }
-        return Plan(**stated)
+        if tests is not None:
+            records["nccl_tests"] = _make(NcclTests, tests, "nccl_tests")
+        if network is not None:
+            records["emulated_network"] = _make(EmulatedNetwork, network, "emulated_network")
+        values = {field_info.name: getattr(self, field_info.name) for field_info in fields(self)}
+        return Plan(**values | records)
 
 
 def read_plan(path: Path | str) -> Plan:

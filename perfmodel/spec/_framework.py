@@ -321,12 +321,13 @@ class Framework(Stated, Sectioned):
             grad_dtype = self.launch.bf16_grad_dtype
 
         narrow = dtype in ("fp8", "fp4") and has_recipe
+        flash_attention = defaults.kernels.flash_attention
+        if narrow:
+            flash_attention = self.launch.fp8_flash_attention
         return {name: defaults.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": recipe,
             "fp8_params": defaults.narrow.fp8_params and dtype == "fp8",
-            "flash_attention": self.launch.fp8_flash_attention
-            if narrow
-            else defaults.kernels.flash_attention,
+            "flash_attention": flash_attention,
             "grad_dtype": grad_dtype,
             "optimizer": self.launch.optimizer if dtype_bytes(dtype) <= 2 else "adam",
             "stops_recompute": defaults.activations.stops_recompute or compiled,

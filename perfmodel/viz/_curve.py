@@ -79,11 +79,8 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     else:
-        axis.set_xlabel(
-            f"{_parameter_words(first.name)} in {unit_of_values}"
-            if seconds
-            else _parameter_words(first.name)
-        )
+        label = _parameter_words(first.name)
+        axis.set_xlabel(f"{label} in {unit_of_values}" if seconds else label)
     if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
         axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")
         axis.set_title(f"hidden up to {duration(first.hidden_up_to)}", color=VERMILLION)

@@ -504,13 +504,12 @@ def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
     if model.hybrid.hyper_connections:
         joined = hyper_head(local, model.hybrid.hyper_connections)
+    is_tied = model.head.tied_embeddings and local.job.loss.head == "vocabulary"
     return assemble(
         "head",
         [*joined, *head_pieces(model, local)],
         train=local.job.mode == "train",
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=local.vocab * table_width(model)
-        if model.head.tied_embeddings and local.job.loss.head == "vocabulary"
-        else 0,
+        tied_params=local.vocab * table_width(model) if is_tied else 0,
     )

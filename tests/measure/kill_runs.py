@@ -78,11 +78,10 @@ def killed_or_done(
     known = {out: check(out)}
     if not killed:
         check_finished(out)
-    seen[
-        f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}"
-        if killed
-        else "ended by itself"
-    ] += 1
+    outcome = "ended by itself"
+    if killed:
+        outcome = f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}"
+    seen[outcome] += 1
     return killed
 
 

@@ -288,11 +288,13 @@ class MiMoV2(LlamaWithExperts):
             value_dim=self.swa_v_head_dim or self.v_head_dim,
             attention_sinks=self.add_swa_attention_sink_bias,
         )
+        # `window` is one more than `sliding_window_size`, which leaves out the query's own key.
+        window = self.sliding_window
+        if self.sliding_window_size is not None:
+            window = self.sliding_window_size + 1
         return super().fields() | {
             "value_dim": self.v_head_dim,
-            "window": self.sliding_window
-            if self.sliding_window_size is None
-            else self.sliding_window_size + 1,
+            "window": window,
             "window_heads": window_heads,
             "attention_sinks": self.add_full_attention_sink_bias,
             "mixers": mixers_of(self.attention_letters(), self.feed_forward_letters()),

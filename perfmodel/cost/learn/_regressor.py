@@ -86,12 +86,12 @@ class Regressor:
         not supported."""
         if self.dtypes and dtype not in self.dtypes:
             return -1.0
-        return max(
-            2.0
-            if s.figures.same_kernels(figures)
-            else similarity(figures.nominal, s.figures, dtype)
-            for s in self.stacks
-        )
+        similarities = []
+        for stack in self.stacks:
+            if stack.figures.same_kernels(figures):
+                return 2.0
+            similarities.append(similarity(figures.nominal, stack.figures, dtype))
+        return max(similarities)
 
     def predict(self, request: PriceQuery) -> Prediction:
         """Predict the time of each row for its query.

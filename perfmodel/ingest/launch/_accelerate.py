@@ -193,11 +193,8 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     if settings.get("megatron_lm_config.megatron_lm_recompute_activations"):
         return {"recompute": "selective"}
-    return {
-        "recompute": "full"
-        if settings.get("fsdp_config.fsdp_activation_checkpointing") is True
-        else "none"
-    }
+    checkpoints = settings.get("fsdp_config.fsdp_activation_checkpointing") is True
+    return {"recompute": "full" if checkpoints else "none"}
 
 
 def _framework(fields: Fields, entries: Entries) -> str:

@@ -62,11 +62,12 @@ def _tuning(settings: Mapping[str, Any]) -> Fields:
     bits = bits_by_name(settings.get("base_model", ""))
     if adapter == "qlora" or is_on(settings.get("load_in_4bit")):
         bits = 4
+    targets = settings.get("lora_target_modules")
+    if is_on(settings.get("lora_target_linear")):
+        targets = "all-linear"
     adapters = Adapters(
         rank=settings.get("lora_r", 8),
-        targets="all-linear"
-        if is_on(settings.get("lora_target_linear"))
-        else settings.get("lora_target_modules"),
+        targets=targets,
         dropout=settings.get("lora_dropout", 0),
         bits=8 if is_on(settings.get("load_in_8bit")) else bits,
     )
@@ -157,11 +158,9 @@ def _cut_loss(settings: Mapping[str, Any]) -> Fields:
     turns it off."""
     plugins = " ".join(map(str, as_list(settings.get("plugins") or ())))
     is_asked = "CutCrossEntropy" in plugins or is_on(settings.get("cut_cross_entropy"))
-    fields: Fields = (
-        {"chunked_loss": True}
-        if is_asked and is_on(settings.get("cut_cross_entropy", True))
-        else {}
-    )
+    fields: Fields = {}
+    if is_asked and is_on(settings.get("cut_cross_entropy", True)):
+        fields["chunked_loss"] = True
     unknown = [name for name in plugins.split() if not _is_known_plugin(name)]
     if unknown:
         fields["doubt.plugins"] = (

@@ -198,6 +198,14 @@ def _plugin_packing(settings: Mapping[str, Any]) -> Fields:
 
 PLUGIN_FILE: Final = "dist_config.config_file"
 """The key of the second generation that names DeepSpeed's file."""
+
+
+def _checkpointing(settings: Mapping[str, Any]) -> Fields:
+    # The switch recomputes whole layers.
+    is_checkpointed = is_on(settings["enable_activation_checkpointing"])
+    return {"recompute": "full" if is_checkpointed else "none"}
+
+
 LLAMA_FACTORY_PLUGINS: Final = LaunchFormat(
     name="llama-factory-v1",
     syntax="yaml",
@@ -243,11 +251,7 @@ LLAMA_FACTORY_PLUGINS: Final = LaunchFormat(
         Rule(keys=("batching_strategy", "cutoff_len"), read=_plugin_packing),
         Rule(
             keys=("enable_activation_checkpointing",),
-            read=lambda settings: {
-                "recompute": "full"
-                if is_on(settings["enable_activation_checkpointing"])
-                else "none"
-            },
+            read=_checkpointing,
             defaults={"recompute": "full"},
         ),
         read_only("flash_attn", "flash_attention", ATTENTION),

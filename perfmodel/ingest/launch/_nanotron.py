@@ -123,15 +123,14 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
     heads of keys."""
     if settings.get(_IS_STARCODER) is not True:
         return {}
+    has_groups = settings.get(_HAS_GROUPS) is True
     fields: Fields = {
         "model.gated_ffn": False,
         "model.activation": "gelu",
         "model.norm": "layer_norm",
         "model.bias": True,
         "model.dropout": True,
-        "model.kv_heads": WHOLE.read(settings[_KV_HEADS])
-        if settings.get(_HAS_GROUPS) is True
-        else 1,
+        "model.kv_heads": WHOLE.read(settings[_KV_HEADS]) if has_groups else 1,
         "doubt.model": "the model may be wrong: the head of Starcoder2 is predicted with weights "
         "of its own",
     }

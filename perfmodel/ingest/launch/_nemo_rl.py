@@ -89,15 +89,14 @@ def _megatron(settings: Mapping[str, Any]) -> Fields:
         return WHOLE.read(settings.get(f"{_MEGATRON}{name}", 1))
 
     # Checkpointing there means `recompute_granularity="full"` (nemo_rl/models/megatron/setup.py).
+    checkpoints = is_on(settings.get(f"{_MEGATRON}activation_checkpointing"))
     fields: Fields = {
         "tp": degree("tensor_model_parallel_size"),
         "pp": degree("pipeline_model_parallel_size"),
         "cp": degree("context_parallel_size"),
         "ep": degree("expert_model_parallel_size"),
         "sequence_parallel": is_on(settings.get(f"{_MEGATRON}sequence_parallel")),
-        "recompute": "full"
-        if is_on(settings.get(f"{_MEGATRON}activation_checkpointing"))
-        else "none",
+        "recompute": "full" if checkpoints else "none",
         "zero": int(is_on(settings.get(f"{_MEGATRON}optimizer.use_distributed_optimizer", True))),
     }
     if fields["ep"] > 1:

@@ -171,6 +171,12 @@ def _further_models(settings: Mapping[str, Any]) -> Fields:
     }
 
 
+def _checkpointing(settings: Mapping[str, Any]) -> Fields:
+    # The switch recomputes whole layers.
+    is_checkpointed = is_on(settings["enable_activation_checkpointing"])
+    return {"recompute": "full" if is_checkpointed else "none"}
+
+
 TORCHTUNE: Final = LaunchFormat(
     name="torchtune",
     syntax="yaml",
@@ -215,11 +221,7 @@ TORCHTUNE: Final = LaunchFormat(
             keys=("enable_activation_checkpointing",),
             defaults={"recompute": "none"},
             fields=("recompute",),
-            read=lambda settings: {
-                "recompute": "full"
-                if is_on(settings["enable_activation_checkpointing"])
-                else "none"
-            },
+            read=_checkpointing,
         ),
         read_only("enable_activation_offloading", "offload", FLAG),
         Rule(keys=("compile",), read=lambda settings: {}),

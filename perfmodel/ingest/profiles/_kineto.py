@@ -111,12 +111,13 @@ def read_kineto(path: Path, position: int) -> KinetoFile:
     groups = listing(distributed.get("pg_config", []), "pg_config", path)
     # Collectives on a CPU do not name their group: it is known only where the job has a single one,
     # of all ranks.
+    world_size = 1
+    if len(groups) <= 1:
+        world_size = integer(distributed.get("world_size", 1), "world_size", path, 1)
     return KinetoFile(
         rank=integer(distributed.get("rank", position), "rank", path),
         base_ns=integer(trace.data.get("baseTimeNanoseconds", 0), "baseTimeNanoseconds", path),
-        world_size=integer(distributed.get("world_size", 1), "world_size", path, 1)
-        if len(groups) <= 1
-        else 1,
+        world_size=world_size,
         device_name=text(first.get("name", ""), "name of the device", path),
         device_work=pick(_KERNEL + _COPIES),
         operators=pick(_OPERATORS),

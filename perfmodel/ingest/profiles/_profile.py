@@ -147,11 +147,10 @@ def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Count
     op = None if detail.row is None else op_of(detail.row)
     family = _family(op, detail.operator, first)
     if kind != ActivityKind.COPY and op is None:
-        unread[
-            "which operator ran"
-            if not family
-            else "their shapes (or a collective's kind, size or ranks)"
-        ] += 1
+        missing = "which operator ran"
+        if family:
+            missing = "their shapes (or a collective's kind, size or ranks)"
+        unread[missing] += 1
     return Call(
         name=detail.operator or first.name,
         family=family,

@@ -160,12 +160,13 @@ class _Walk:
     def _conditional(self, instruction: Instruction, operands: list[Operand]) -> Operand:
         """A choice that depends on data: unmapped, with its largest branch."""
         # Two notations: a list of branches, or one for true and one for false.
-        names = re.findall(
-            r"%?([\w.\-]+)", instruction.attributes.get("branch_computations", "")
-        ) or [
-            instruction.attributes[key].lstrip("%")
-            for key in ("true_computation", "false_computation")
-        ]
+        attributes = instruction.attributes
+        names = re.findall(r"%?([\w.\-]+)", attributes.get("branch_computations", ""))
+        if not names:
+            names = [
+                attributes["true_computation"].lstrip("%"),
+                attributes["false_computation"].lstrip("%"),
+            ]
         branches = []
         for name, operand in zip(names, operands[1:], strict=True):
             branches.append(self._region(self.module.computations[name], [operand]))

@@ -151,22 +151,26 @@ class StateEvents:
         runs_backward = not spec.is_forward_only
         bounds = []
         for state in states:
+            # ZeRO 3 exchanges weights layer by layer.
             by_layer = state.zero == 3
             gathers = "all_gather" in exchanges(state.zero, self._job)
             # Weights that an update changed are gathered as one piece, even if they are used in
             # several.
             gather_after_update = collectives(by_layer=False, kinds=GATHER)
+            reduce = gather = gather_backward = NONE
+            if trained:
+                reduce = collectives(by_layer, reductions(state.zero, self._job))
+            if gathers:
+                gather = collectives(by_layer, GATHER)
+            if runs_backward:
+                gather_backward = collectives(by_layer=True, kinds=GATHER_BACKWARD)
             bound = _bound(
                 spec,
                 state,
                 reduces_every_micro_batch=bool(every_micro_batch[state.zero]),
-                reduce=collectives(by_layer, reductions(state.zero, self._job))
-                if trained
-                else NONE,
-                gather=collectives(by_layer, GATHER) if gathers else NONE,
-                gather_backward=collectives(by_layer=True, kinds=GATHER_BACKWARD)
-                if runs_backward
-                else NONE,
+                reduce=reduce,
+                gather=gather,
+                gather_backward=gather_backward,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,

@@ -84,18 +84,21 @@ def _drawn(rng: np.random.Generator) -> SimulatedRun:
     has_timers = form in ("megatron", "megatron-bridge", "deepspeed") and rng.random() < 0.5
     grows = form in GROWING and not has_timers and rng.random() < 0.5
     begins_later = not has_timers and not grows and rng.random() < 0.3
+    loads_by_sequence = bool(rng.random() < 0.5)
+    barriers = bool(rng.random() < 0.5)
+    begins_at = 1
+    if begins_later and not loader_s:
+        begins_at = int(rng.integers(STEPS // 3, 2 * STEPS // 3))
     return SimulatedRun(
         form=form,
         job=name,
         settings=settings,
         loader_s=loader_s,
-        loads_by_sequence=bool(rng.random() < 0.5),
+        loads_by_sequence=loads_by_sequence,
         timers=bool(has_timers),
-        barriers=bool(rng.random() < 0.5),
+        barriers=barriers,
         first_batches=(batch // 4, batch // 2) if grows else (),
-        begins_at=int(rng.integers(STEPS // 3, 2 * STEPS // 3))
-        if begins_later and not loader_s
-        else 1,
+        begins_at=begins_at,
         site_spread=0.08,
         cause=cause,
     )
