@@ -1,6 +1,7 @@
 """Flags of `perfmodel emulate`: prices, delays, network, conditions, and a prediction."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,6 +333,9 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return conditions
 
 
+_SWEEP: Final = re.compile(r"(?P<first>[^:]*):(?P<last>[^:]*):(?P<count>\d+)")
+
+
 def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
     """The kind of collective and the delays in seconds that `--sweep` states, if given."""
     import numpy as np
@@ -341,17 +345,19 @@ def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
 
     # The first and last delay, and the number of delays, are separated by colons.
     kind, _, span = text.partition("=")
-    parts = span.split(":")
-    if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
+    sweep = _SWEEP.fullmatch(span)
+    count = int(sweep["count"]) if sweep else 0
+    if sweep is None or count < 2:
         raise PerfModelError(
             f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}"
         )
-    if int(parts[2]) > _MOST_POINTS:
+    if count > _MOST_POINTS:
         raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
 
-    first_s, last_s = (parse_seconds(part) for part in parts[:2])
+    first_s = parse_seconds(sweep["first"])
+    last_s = parse_seconds(sweep["last"])
     check_delay(kind, first_s)
-    return kind, tuple(np.linspace(first_s, last_s, int(parts[2])).tolist())
+    return kind, tuple(np.linspace(first_s, last_s, count).tolist())
 
 
 def ranks_of(text: str) -> tuple[int, ...]:

@@ -30,47 +30,14 @@ def read_nccl_json(
         TableError: another file version, a run that did not finish, wrong values, or impossible
             records.
     """
-    version = data.get("version")
-    if version not in _VERSIONS:
-        raise TableError(
-            f"{path}: this is version {version!r} of nccl-tests' JSON, and perfmodel reads {_VERSIONS}; write "
-            "the file in one of these"
-        )
-    if "out_of_bounds" not in data:
-        raise TableError(
-            f"{path}: the run was cut short, because the file has no out_of_bounds; run it again"
-        )
-    wrong = number(
-        mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"),
-        "out_of_bounds count",
-        path,
-    )
-    if wrong != 0:
-        raise TableError(f"{path}: the run computed {wrong:g} wrong values; run the test again")
+    _require_finished_run(path, data)
     command = [
         text(argument, "args", path) for argument in listing(data.get("args", []), "args", path)
     ]
     test = test_of(Path(command[0]).name) if command else ""
     settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
     config = mapping(data.get("config"), "config", path)
-    threads = integer(config.get("nthreads", 1), "nthreads", path, 1)
-    gpus = integer(config.get("ngpus", 1), "ngpus", path, 1)
-    # The file lists the first rank of every process; the others of the process are like it.
-    first_ranks: list[ListedRank] = []
-    for item in listing(config.get("devices"), "devices", path):
-        process = mapping(item, "devices", path)
-        host = text(process.get("hostname", ""), "hostname", path)
-        device = text(process.get("device_info", ""), "info", path)
-        first_ranks.append(ListedRank(str(process.get("group", 0)), host, device))
-    # A damaged number of threads would make a list of billions of ranks.
-    if threads * gpus * len(first_ranks) > _MOST_RANKS:
-        raise TableError(
-            f"{path}: {threads} threads of {gpus} GPUs contradict {len(first_ranks)} processes; correct the config"
-        )
-    ranks: list[ListedRank] = []
-    for rank in first_ranks:
-        ranks += [rank] * (threads * gpus)
-    group = group_columns(ranks, options, str(path))
+    group = group_columns(_ranks(path, config), options, str(path))
     code = data.get("nccl_version")
     software = "nccl-tests"
     if code is not None:
@@ -103,6 +70,47 @@ def read_nccl_json(
     if not rows and not skipped:
         raise TableError(f"{path}: the file has no results; run the test again")
     return rows
+
+
+def _require_finished_run(path: Path, data: Mapping[str, Any]) -> None:
+    """Raise `TableError` unless the file has a known version and a run that ended without wrong
+    values."""
+    version = data.get("version")
+    if version not in _VERSIONS:
+        raise TableError(
+            f"{path}: this is version {version!r} of nccl-tests' JSON, and perfmodel reads {_VERSIONS}; write "
+            "the file in one of these"
+        )
+    if "out_of_bounds" not in data:
+        raise TableError(
+            f"{path}: the run was cut short, because the file has no out_of_bounds; run it again"
+        )
+    checked = mapping(data["out_of_bounds"], "out_of_bounds", path)
+    wrong = number(checked.get("count"), "out_of_bounds count", path)
+    if wrong != 0:
+        raise TableError(f"{path}: the run computed {wrong:g} wrong values; run the test again")
+
+
+def _ranks(path: Path, config: Mapping[str, Any]) -> list[ListedRank]:
+    """All ranks of the run, process by process."""
+    threads = integer(config.get("nthreads", 1), "nthreads", path, 1)
+    gpus = integer(config.get("ngpus", 1), "ngpus", path, 1)
+    # The file lists the first rank of every process; the others of the process are like it.
+    first_ranks: list[ListedRank] = []
+    for item in listing(config.get("devices"), "devices", path):
+        process = mapping(item, "devices", path)
+        host = text(process.get("hostname", ""), "hostname", path)
+        device = text(process.get("device_info", ""), "info", path)
+        first_ranks.append(ListedRank(str(process.get("group", 0)), host, device))
+    # A damaged number of threads would make a list of billions of ranks.
+    if threads * gpus * len(first_ranks) > _MOST_RANKS:
+        raise TableError(
+            f"{path}: {threads} threads of {gpus} GPUs contradict {len(first_ranks)} processes; correct the config"
+        )
+    ranks: list[ListedRank] = []
+    for rank in first_ranks:
+        ranks += [rank] * (threads * gpus)
+    return ranks
 
 
 def _row(

@@ -158,26 +158,37 @@ def _row(
         # MB/s are bytes per us.
         row["time_us"] = size / bandwidth
     else:
-        latencies_us = {
-            name: number(cells[name], name, place, 0) for name in cells if name in _TIMES
-        }
-        # With `-f` three columns say the spread over ranks; the mean is always there, under one of
-        # several names.
-        mean_us = next(
-            (v for name, v in latencies_us.items() if not name.startswith(("Min", "Max"))), None
-        )
-        if not mean_us:
-            raise TableError(
-                f"{place}: all latencies are zero; the columns are {', '.join(cells)}; measure again"
-            )
-        low = next((v for name, v in latencies_us.items() if name.startswith("Min")), mean_us)
-        high = next((v for name, v in latencies_us.items() if name.startswith("Max")), mean_us)
-        # Printed with few digits, equal times may differ in the last one.
-        if not low <= mean_us * 1.001 <= high * 1.002:
-            raise TableError(
-                f"{place}: average {mean_us:g} us must be between {low:g} and {high:g} us; correct the line"
-            )
-        row["time_us"] = mean_us
+        row["time_us"] = _mean_latency_us(cells, place)
     if "Iterations" in cells:
         row["n_repeats"] = integer(cells["Iterations"], "iterations", place, 1)
     return [row]
+
+
+def _mean_latency_us(cells: dict[str, str], place: str) -> float:
+    """The mean latency over ranks, which lies between the least and the largest where they are
+    printed."""
+    # The mean is always there, under one of several names. With `-f` two more columns say the
+    # spread over ranks.
+    mean_us = least_us = most_us = None
+    for name in cells:
+        if name not in _TIMES:
+            continue
+        latency_us = number(cells[name], name, place, 0)
+        if name.startswith("Min"):
+            least_us = latency_us
+        elif name.startswith("Max"):
+            most_us = latency_us
+        elif mean_us is None:
+            mean_us = latency_us
+    if not mean_us:
+        raise TableError(
+            f"{place}: all latencies are zero; the columns are {', '.join(cells)}; measure again"
+        )
+    low = mean_us if least_us is None else least_us
+    high = mean_us if most_us is None else most_us
+    # Printed with few digits, equal times may differ in the last one.
+    if not low <= mean_us * 1.001 <= high * 1.002:
+        raise TableError(
+            f"{place}: average {mean_us:g} us must be between {low:g} and {high:g} us; correct the line"
+        )
+    return mean_us

@@ -266,23 +266,25 @@ def _groups(
         return {(n,): ops[n : n + 1] for n in range(len(ops))}
 
     # Key of an activity: its name, or its phase with the tags that both sides have.
+    by_name = matched_by == "name"
     ops_by_key: dict[Key, list[int]] = {}
     for op in ops.tolist():
+        tags = []
+        if by_name or "stage" in matched_by:
+            tags.append(int(trace.stage[op]))
+        if by_name or "micro_batch" in matched_by:
+            tags.append(int(trace.micro_batch[op]))
         phase = PHASES[trace.phase[op]]
-        tags = [
-            int(getattr(trace, tag)[op])
-            for tag in ("stage", "micro_batch")
-            if tag in matched_by or matched_by == "name"
-        ]
-        # An optimizer step belongs to no micro-batch, and profilers do not say its stage.
-        if matched_by == "name":
+        if by_name:
             key = (trace.names[trace.name[op]], *tags)
         elif phase in PASSES:
             key = (phase, *tags)
-        else:
+        elif phase:
+            # An optimizer step belongs to no micro-batch, and profilers do not say its stage.
             key = (phase,)
-        if matched_by == "name" or phase:
-            ops_by_key.setdefault(key, []).append(op)
+        else:
+            continue
+        ops_by_key.setdefault(key, []).append(op)
     return {key: np.array(members) for key, members in ops_by_key.items()}
 
 
@@ -296,9 +298,9 @@ def _stamps(
 ) -> Float[np.ndarray, "activities 2"]:
     """Start and end of each op, or of all ops together."""
     start_s, end_s = trace.start_s[ops], trace.end_s[ops]
-    return (
-        np.stack([start_s, end_s], axis=1) if single else np.array([[start_s.min(), end_s.max()]])
-    )
+    if single:
+        return np.stack([start_s, end_s], axis=1)
+    return np.array([[start_s.min(), end_s.max()]])
 
 
 def _busy_s(trace: MeasuredTrace) -> Float[np.ndarray, " devices"]:

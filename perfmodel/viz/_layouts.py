@@ -1,6 +1,6 @@
 """Pictures that compare layouts: step breakdowns, and Pareto fronts of time, memory, cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
@@ -168,9 +168,6 @@ def draw_pareto(
     Raises:
         PerfModelError: a column that is missing, or no row.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patheffects import withStroke
-
     columns = ["layout", "step_time_s", "peak_bytes"]
     if cost:
         columns.append(cost)
@@ -194,7 +191,6 @@ def draw_pareto(
     # together.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
-    counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
     for axis in axes if side_by_side else axes[-1:]:
         axis.set_xlabel(f"step time in {unit}")
 
@@ -202,34 +198,55 @@ def draw_pareto(
     named = min(len(_LETTERS), len(fronts[0]))
     places = np.linspace(0, len(fronts[0]) - 1, named).round().astype(int)
     chosen = fronts[0][np.unique(places)]
-    handles, labels = axes[0].get_legend_handles_labels()
+    letters = dict(zip(_LETTERS, chosen.tolist(), strict=False))
+    for axis, (values, _) in zip(axes, sides, strict=True):
+        for letter, i in letters.items():
+            _mark_point(axis, letter, time[i], values[i])
+    _add_legend(figure, axes[0], letters, layouts)
+    return figure
+
+
+def _mark_point(axis: "Axes", letter: str, x: float, y: float) -> None:
+    """Draw a ring around a point, and its letter beside it."""
+    from matplotlib.patheffects import withStroke
+
+    axis.plot(
+        x,
+        y,
+        "o",
+        color="none",
+        markeredgecolor="black",
+        markersize=4.2,
+        zorder=4,
+    )
+    axis.annotate(
+        letter,
+        (x, y),
+        xytext=(2, 3),
+        textcoords="offset points",
+        fontsize=7,
+        path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        zorder=5,
+    )
+
+
+def _add_legend(
+    figure: "Figure", axis: "Axes", letters: Mapping[str, int], layouts: "pd.DataFrame"
+) -> None:
+    """Add a legend of the axis's marks and of the layouts that have letters, by their rows."""
+    from matplotlib.lines import Line2D
+
+    counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
+    counts_differ = len(set(counts.tolist())) > 1
+    # The legend's text takes at most 4.2 points per character.
     most_characters = int(figure.get_figwidth() * 72 / 4.2)
-    for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):
-        for axis, (values, _) in zip(axes, sides, strict=True):
-            axis.plot(
-                time[i],
-                values[i],
-                "o",
-                color="none",
-                markeredgecolor="black",
-                markersize=4.2,
-                zorder=4,
-            )
-            axis.annotate(
-                letter,
-                (time[i], values[i]),
-                xytext=(2, 3),
-                textcoords="offset points",
-                fontsize=7,
-                path_effects=[withStroke(linewidth=1.5, foreground="white")],
-                zorder=5,
-            )
+    handles, labels = axis.get_legend_handles_labels()
+    for letter, i in letters.items():
         letter_mark = {"marker": f"$\\mathrm{{{letter}}}$", "markersize": 4.5, "markeredgewidth": 0}
         handles.append(Line2D([], [], linestyle="", color="black", **letter_mark))
-        device_text = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
+        device_text = f"{counts[i]} devices: " if counts_differ else ""
         labels.append(wrapped(device_text + str(layouts["layout"].iloc[i]), most_characters))
     figure.legend(handles, labels, loc="outside lower left", fontsize=6)
-    return figure
 
 
 def _panel(

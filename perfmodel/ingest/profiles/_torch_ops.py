@@ -53,26 +53,32 @@ def op_row(op: TorchOp) -> Row | None:
     the tables have no such operator, or its arguments have unexpected shapes."""
     # A profile is a stranger's file: shapes that no tensor has make no row.
     rule = _RULES.get(op.name.removeprefix("aten::"))
-    if rule is None or not all(
-        _is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes
-    ):
+    if rule is None or not all(map(_is_shape_or_shapes, op.shapes)):
         return None
     try:
         row = rule(op)
     except (IndexError, ValueError, TypeError):  # not the arguments that this operator has
         return None
     # An empty tensor launches nothing worth a row.
-    if any(isinstance(v, int) and v < 1 and k not in _MAY_BE_ZERO for k, v in row.items()):
+    sizes = [row[name] for name in row if name not in _MAY_BE_ZERO]
+    if any(isinstance(size, int) and size < 1 for size in sizes):
         return None
     # The first tensor decides; indices and scalars have types of their own.
     dtype = next((DTYPES[d] for d in op.dtypes if d in DTYPES), "")
     return {"dtype": dtype, "pass": "bwd" if "backward" in op.name else "fwd"} | row
 
 
+def _is_shape_or_shapes(value: Any) -> bool:
+    """Whether a recorded argument is a tensor's shape, or a list of shapes."""
+    if _is_shape(value):
+        return True
+    return isinstance(value, tuple) and all(map(_is_shape, value))
+
+
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
-        type(size) is int and 0 <= size < 2**31 for size in value
-    )
+    if not isinstance(value, tuple):
+        return False
+    return all(type(size) is int and 0 <= size < 2**31 for size in value)
 
 
 def has_row(name: str) -> bool:

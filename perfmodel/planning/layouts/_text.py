@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 Column = Callable[[int, "Prediction"], str]
 """Function of place and prediction that returns a cell."""
+_IN_EVERY_TABLE: Final = (
+    "step_time_s",
+    "memory_bytes",
+    "memory_gib",
+    "mfu",
+    "devices",
+    "global_batch",
+)
+"""Quantities that the ranking shows without being asked."""
 NARROW: Final = 100
 """Width of a terminal below which a table keeps only the most important figures."""
 _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
@@ -182,22 +191,23 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     # if the objective or a constraint names them, unless the table has them anyway.
     named = " ".join([result.objective, *result.constraints])
     for name in result.quantities[0] if result.quantities else ():
-        head, said = _quantity(name)
         is_asked_for = name in ("train_time_s", "cost") or name.rsplit("_", 1)[0] in named
-        if is_asked_for and name not in (
-            "step_time_s",
-            "memory_bytes",
-            "memory_gib",
-            "mfu",
-            "devices",
-            "global_batch",
-        ):
-            further_columns[head] = lambda i, _, name=name, said=said: said(
-                result.quantities[i][name]
-            )
+        if is_asked_for and name not in _IN_EVERY_TABLE:
+            heading, column = _quantity_column(result, name)
+            further_columns[heading] = column
     if result.objective not in OBJECTIVES and result.objective not in further_columns:
         further_columns["objective"] = lambda i, _: figure(result.values[i])
     return further_columns
+
+
+def _quantity_column(result: "SearchResult", name: str) -> tuple[str, Column]:
+    """Heading and cells of a quantity's column."""
+    heading, text_of = _quantity(name)
+
+    def cell(place: int, _: "Prediction") -> str:
+        return text_of(result.quantities[place][name])
+
+    return heading, cell
 
 
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:

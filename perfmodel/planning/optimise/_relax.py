@@ -9,7 +9,7 @@ compiled loop.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +115,15 @@ class StaticArgs:
         return jnp.zeros(0) if self.limits is None else self.limits(values)
 
 
+class RelaxedStart(NamedTuple):
+    """What a descent from one start ended with, after rounding."""
+
+    values: dict[str, np.ndarray]
+    objective: float
+    excess: float
+    """The largest violation of a limit; 0 if all limits hold."""
+
+
 @dataclass(frozen=True, eq=False)
 class Relaxed:
     """The best result over all starts after rounding, and the results of each start."""
@@ -124,8 +133,7 @@ class Relaxed:
     """Objective at the rounded values."""
     feasible: bool
     """Whether the rounded values keep all limits."""
-    starts: tuple[tuple[dict[str, np.ndarray], float, float], ...]
-    """Values, objective and broken limit of every start."""
+    starts: tuple[RelaxedStart, ...]
 
 
 def relax(
@@ -161,15 +169,15 @@ def relax(
     for name, variable in problem.variables.items():
         rounded[name] = [variable.rounded(row) for row in np.asarray(free[name])]
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
-    values, excess = _evaluated_starts(problem.static_args, ends | constants, problem.single)
+    objectives, excesses = _evaluated_starts(problem.static_args, ends | constants, problem.single)
     ended = []
     for i in range(n_starts):
         start_values = {name: rows[i] for name, rows in rounded.items()}
-        ended.append((start_values, float(values[i]), float(excess[i])))
+        ended.append(RelaxedStart(start_values, float(objectives[i]), float(excesses[i])))
 
-    # The fastest of those that keep all limits; of none, the fastest.
-    best_values, best_s, most_excess = min(ended, key=lambda end: (end[2] > FEASIBLE, end[1]))
-    return Relaxed(best_values, best_s, most_excess <= FEASIBLE, tuple(ended))
+    # The fastest of those that keep all limits; if none does, the fastest.
+    best = min(ended, key=lambda end: (end.excess > FEASIBLE, end.objective))
+    return Relaxed(best.values, best.objective, best.excess <= FEASIBLE, tuple(ended))
 
 
 def objective_at(problem: Relaxation, values: Values) -> float:

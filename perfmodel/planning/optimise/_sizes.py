@@ -139,9 +139,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 
     # Descend by single moves from equal sizes and from those that relaxation leads to.
     equal = (layout.micro_batch,) * spec.micro_batches
-    relaxed = [
-        tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts
-    ]
+    relaxed = [tuple(map(int, end.values["batch"])) for end in relax(relaxation, steps=400).starts]
     end = descend(list(dict.fromkeys([equal, *relaxed])), _single_moves, step_s)
     best_s, equal_s = (
         float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal]))

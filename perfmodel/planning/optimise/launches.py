@@ -148,8 +148,8 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     # Ends that break the memory's limit come last: rounding may mend them. A relaxed share never
     # becomes 0, so that each is tried without full recompute too.
     layouts: list[Layout] = []
-    for values, _, _ in sorted(ends, key=lambda end: (max(end[2], 0.0), end[1])):
-        layout_at_end = rounded_layout(base, values, sizes, choices)
+    for end in sorted(ends, key=lambda end: (max(end.excess, 0.0), end.objective)):
+        layout_at_end = rounded_layout(base, end.values, sizes, choices)
         layouts += [layout_at_end, layout_at_end.replace(recompute_full_layers=None)]
     return list(dict.fromkeys(layouts))
 

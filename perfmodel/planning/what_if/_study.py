@@ -1,5 +1,6 @@
 """What-if studies: before and after, sensitivities, sweeps, and hidden delays."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -246,6 +247,9 @@ def sweep(
     return Curve(name, tuple(s.value for s in settings), settings[0].how == "times", spans, hidden)
 
 
+_SWEEP: Final = re.compile(r"(?P<first>[^:]*):(?P<last>[^:]*):\s*(?P<count>\d+)\s*")
+
+
 def parse_sweep(text: str) -> list[Setting]:
     """Parse `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or
     `inter_node_bandwidth=0.5x:4x:8`.
@@ -254,20 +258,22 @@ def parse_sweep(text: str) -> list[Setting]:
         UnknownNameError, PerfModelError: as `parse_setting`; or an invalid range.
     """
     name, _, raw = text.partition("=")
-    parts = raw.split(":")
-    if len(parts) != 3 or not parts[2].strip().isdecimal() or int(parts[2]) < 2:
+    sweep = _SWEEP.fullmatch(raw)
+    count = int(sweep["count"]) if sweep else 0
+    if sweep is None or count < 2:
         raise PerfModelError(
             f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}"
         )
     # Every point is a prediction: a slip in the number would keep its user waiting for hours.
-    if int(parts[2]) > MOST_POINTS:
+    if count > MOST_POINTS:
         raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
-    first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
+    first = parse_setting(f"{name}={sweep['first']}")
+    last = parse_setting(f"{name}={sweep['last']}")
     if first.how != last.how:
         raise PerfModelError(
             f"what-if: give both ends of the sweep {text!r} as values, or both as multiples"
         )
-    points = np.linspace(first.value, last.value, int(parts[2]))
+    points = np.linspace(first.value, last.value, count)
     return [Setting(first.name, first.how, float(point)) for point in points]
 
 
