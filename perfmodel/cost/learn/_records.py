@@ -107,14 +107,17 @@ def measured_kinds(
     calibration: Path | str | None, device: str, family: str
 ) -> dict[KernelKind, int]:
     """Count a device's measured kernels behind the regressors of a family, by kind."""
-    counts: Counter[KernelKind] = Counter()
+    stacks = []
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
         for path in sorted(folder.glob("*.safetensors")):
-            # headers alone: arrays take most of a file
+            # Headers are read alone: arrays take most of a file.
             if belongs(path, family):
-                for stack in read_header(path)["stacks"]:
-                    if stack["figures"]["name"] == device:
-                        counts.update(Stack.from_dict(stack).kinds)
+                stacks += read_header(path)["stacks"]
+
+    counts: Counter[KernelKind] = Counter()
+    for stack in stacks:
+        if stack["figures"]["name"] == device:
+            counts.update(Stack.from_dict(stack).kinds)
     return counts
 
 

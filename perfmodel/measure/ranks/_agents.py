@@ -184,27 +184,37 @@ def serve_orders(connection: Connection) -> str | None:
                 # read.
                 elif ready is connection:
                     order, *arguments = connection.recv()
-                    match order:
-                        case "leave":
-                            return arguments[0]
-                        case "start":
-                            place, session = arguments
-                            rank = RankProcess(
-                                replace(place.on_one_of(cores), device=_only_gpu()), session
-                            )
-                        case "port":
-                            connection.send(("ok", free_port()))
-                        case "ask" if rank is not None:
-                            with suppress(OSError):
-                                rank.send(*arguments)
-                        case "end":
-                            if rank is not None:
-                                rank.end(*arguments)
-                            rank = None
-                            connection.send(("ended", None))
+                    if order == "leave":
+                        return arguments[0]
+                    rank = _obey(connection, rank, order, arguments, cores)
     finally:
         if rank is not None:
             rank.end(0.0)
+
+
+def _obey(
+    connection: Connection,
+    rank: RankProcess | None,
+    order: str,
+    arguments: Sequence[Any],
+    cores: Sequence[int],
+) -> RankProcess | None:
+    """Carry out an order of process 0; returns the rank that runs afterwards, if any."""
+    match order:
+        case "start":
+            place, session = arguments
+            return RankProcess(replace(place.on_one_of(cores), device=_only_gpu()), session)
+        case "port":
+            connection.send(("ok", free_port()))
+        case "ask" if rank is not None:
+            with suppress(OSError):
+                rank.send(*arguments)
+        case "end":
+            if rank is not None:
+                rank.end(*arguments)
+            connection.send(("ended", None))
+            return None
+    return rank
 
 
 def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
