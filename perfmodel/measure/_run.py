@@ -239,11 +239,9 @@ def _kernels_beside_collectives(
     # Ranks have cores of their own, so that the backend, which keeps this process to one, is closed
     # before they start.
     with open_backend(backend) as opened:
-        kernel_software, packages, accelerator = (
-            opened.software,
-            opened.packages,
-            opened.accelerator,
-        )
+        kernel_software = opened.software
+        packages = opened.packages
+        accelerator = opened.accelerator
     collective_of = dict(plan.beside_kernels)
 
     # A kernel by itself runs on the ranks of a collective that it is measured beside, too.

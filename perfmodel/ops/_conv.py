@@ -57,15 +57,16 @@ def _work(xp: Any, x: Shape) -> ConvWork:
 
     # The implicit product: pixels of the results x channels of the results x what each sees of the
     # image.
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
     m = x["batch"] * h_out * w_out
     n = x["c_out"] / x["groups"]
     k = x["c_in"] * x["k_h"] * x["k_w"] / x["groups"]
-    flops = 2.0 * m * n * k * x["groups"] * both
+    flops = 2.0 * m * n * k * x["groups"] * repeats
     inputs = x["batch"] * x["c_in"] * x["h_in"] * x["w_in"]
     weights = x["c_out"] * k
     outputs = m * x["c_out"]
-    traffic = (inputs + weights + outputs) * x["element_bytes"] * both
+    traffic = (inputs + weights + outputs) * x["element_bytes"] * repeats
     return ConvWork(flops, traffic, h_out, w_out, m, n, k, inputs, weights, outputs)
 
 
@@ -111,12 +112,13 @@ class Convolution(KernelOp):
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """2-D convolution as the implicit product [n*h_out*w_out, c_in*k_h*k_w] x [.., c_out]."""
     size = x["element_bytes"]
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
     work = _work(xp, x)
     m, n, k = work.m, work.n, work.k
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)
     # As for products, kernels with few tiles and a long k are split over idle multiprocessors.
-    quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
+    quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * repeats
     features = [
         # sizes of image, kernel and result
         log2(xp, x["batch"]),

@@ -55,15 +55,16 @@ def _work(xp: Any, x: Shape) -> GemmWork:
     """
     m, n, k, size = x["m"], x["n"], x["k"], x["element_bytes"]
     products = x["batch"] * x["groups"]
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
     a, b, c = m * k, k * n, m * n
 
     # the result is written and read again in fp32 (8 bytes) where it would have been written once
     # in the element type
     extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
     return GemmWork(
-        2.0 * products * m * n * k * both,
-        products * (both * (a + b + c) * size + extra),
+        2.0 * products * m * n * k * repeats,
+        products * (repeats * (a + b + c) * size + extra),
         products,
         a,
         b,
@@ -120,7 +121,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     n = x["n"]
     k = x["k"]
     size = x["element_bytes"]
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
     work = _work(xp, x)
     flops = work.flops
     products = work.products
@@ -129,7 +131,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
     # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower
     # for waste of tiles than four times its own area.
-    quantised = xp.minimum(area, 1.0 * xp.maximum(products * work.c, 1.0) * 4.0) * 2.0 * k * both
+    quantised = xp.minimum(area, 1.0 * xp.maximum(products * work.c, 1.0) * 4.0) * 2.0 * k * repeats
 
     # weights that stay in the cache from the repetition before make a product of few rows faster
     resident = products * work.b * size / machine.l2

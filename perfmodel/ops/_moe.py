@@ -40,14 +40,15 @@ def _work(xp: Any, x: Shape) -> MoEWork:
     local = x["experts"] / x["moe_ep"]
     routed = x["tokens"] * x["topk"] / x["moe_ep"]
     size = x["element_bytes"]
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
 
     # weights are read of the experts that get any token; a little more than none where hardly any
     # do
     active = xp.minimum(local, local * (1.0 - xp.exp(-routed / local)) + 1e-3)
-    flops = 2.0 * products * routed * x["hidden"] * inter * both
+    flops = 2.0 * products * routed * x["hidden"] * inter * repeats
     weights = products * xp.maximum(active, 1.0) * x["hidden"] * inter * size
-    traffic = (weights + routed * (2.0 * x["hidden"] + 3.0 * inter) * size) * both
+    traffic = (weights + routed * (2.0 * x["hidden"] + 3.0 * inter) * size) * repeats
     return MoEWork(flops, traffic, products, inter, local, routed, active, weights)
 
 
@@ -101,7 +102,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     work = _work(xp, x)
     inter, local, routed = work.inter, work.local, work.routed
     size = x["element_bytes"]
-    both = 1.0 + x["bwd"]
+    # `bwd` stands for both gradients, each a product as large as the forward's.
+    repeats = 1.0 + x["bwd"]
 
     # Each expert's rows fill tiles of their own: few rows per expert waste most of a tile.
     per_expert = routed / xp.maximum(work.active, 1.0)
@@ -148,7 +150,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     axes = [log2(xp, v) for v in (x["tokens"], x["hidden"], inter, local, mean, x["topk"])]
 
     # padded rows cost what rows do, but no more than eight times the work in all
-    quantised = 2.0 * work.products * padded * x["hidden"] * inter * both
+    quantised = 2.0 * work.products * padded * x["hidden"] * inter * repeats
     return Physics(work.flops, xp.minimum(quantised, 8.0 * work.flops), work.bytes, features, axes)
 
 

@@ -158,8 +158,8 @@ class Joint:
     ) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the error of log(row / column) is below `gap`."""
         variance = np.diagonal(self.covariance, axis1=1, axis2=2)
-        apart = variance[:, :, None] + variance[:, None] - 2 * self.covariance
-        z = gap / np.sqrt(np.maximum(apart, 1e-12))
+        difference_variance = variance[:, :, None] + variance[:, None] - 2 * self.covariance
+        z = gap / np.sqrt(np.maximum(difference_variance, 1e-12))
         return np.tensordot(self.weight, normal_cdf(z), 1)
 
 

@@ -66,9 +66,9 @@ class Slices:
         # A run of joined slices begins where there is a gap or where a tag changes. A gap is longer
         # than the rounding error between an end and the next start.
         gap_s = 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
-        apart = np.abs(start_s[1:] - end_s[:-1]) > gap_s
-        unlike = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
-        begins = np.r_[True, apart | unlike][: len(order)]
+        has_gap = np.abs(start_s[1:] - end_s[:-1]) > gap_s
+        differs = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+        begins = np.r_[True, has_gap | differs][: len(order)]
         first = np.flatnonzero(begins)
         last = np.r_[first[1:], len(order)][: len(first)] - 1
 

@@ -279,10 +279,10 @@ def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int
         counts: number of sub-layers by letter.
     """
     projections = norms = 0
-    for whole, borrowing, attention in (("*", "Q", model), ("W", "V", model.in_window)):
+    for full, borrowing, attention in (("*", "Q", model), ("W", "V", model.in_window)):
         weights, norms_inside = _attention(attention)
-        projections += counts[whole] * weights
-        norms += counts[whole] * norms_inside
+        projections += counts[full] * weights
+        norms += counts[full] * norms_inside
 
         # Attention with the keys and values of another layer has neither their projections nor
         # their norms.
@@ -291,14 +291,14 @@ def _attentions(model: Transformer, counts: Mapping[str, int]) -> tuple[int, int
 
         # Layers of two streams have the projections twice, of which the last makes no result of the
         # text; cross-attention, and layers of one stream, once.
-        if attention is model and whole == "*":
+        if attention is model and full == "*":
             times = 2 * (counts["D"] + counts["O"]) + counts["N"] + counts["X"]
             projections += times * weights - counts["O"] * _output_parameters(model)
             norms += times * norms_inside
 
         # Norms of the inputs of the last products.
         if model.norms.sub_norms:
-            norms += counts[whole] * norm_params(model, attention.heads * attention.value_dim)
+            norms += counts[full] * norm_params(model, attention.heads * attention.value_dim)
     return projections, norms
 
 

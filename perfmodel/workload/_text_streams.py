@@ -228,18 +228,18 @@ def text_input_weights(hidden: int, text: TextCondition) -> int:
 def image_weights(model: Transformer, letters: Mapping[str, int]) -> int:
     """Elements of the weights that a token of the image passes in layers that read text."""
     layers = sum(letters[letter] for letter in STREAM_LAYERS)
-    whole = attention_weights(model) + ffn_weights(model, model.ffn_hidden)
+    in_stream = attention_weights(model) + ffn_weights(model, model.ffn_hidden)
     crossing = attention_weights(model) - key_value_weights(model)
-    return layers * whole + letters["X"] * crossing
+    return layers * in_stream + letters["X"] * crossing
 
 
 def text_weights(model: Transformer, letters: Mapping[str, int]) -> int:
     """Elements of the weights that a token of text passes in the layers."""
     attention = attention_weights(model)
     output = model.heads * model.value_dim * model.hidden
-    whole = attention + ffn_weights(model, model.ffn_hidden)
+    in_stream = attention + ffn_weights(model, model.ffn_hidden)
     return (
-        (letters["D"] + letters["N"]) * whole
+        (letters["D"] + letters["N"]) * in_stream
         + letters["O"] * (attention - output)
         + letters["X"] * key_value_weights(model)
     )

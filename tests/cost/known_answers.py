@@ -303,18 +303,26 @@ def answers() -> Iterator[Answer]:
         ops = [op for op in collectives() if op.level < len(cluster.levels)]
         yield from _answers("collective", name, ops, collective_model.times(cluster, ops))
     for name, groups in (("gb200-nvl72", groups_inside()), ("dgx-h100", groups_between())):
-        found = collective_model.times(catalog.cluster(name), groups)
-        yield from _answers("size of groups", name, groups, found)
+        times = collective_model.times(catalog.cluster(name), groups)
+        yield from _answers("size of groups", name, groups, times)
     rows = pd.concat([table_rows(), measured_rows(collective_model)], ignore_index=True)
-    for row, found in zip(
+    for row, times in zip(
         rows.to_dict("records"), collective_model.table_times(rows).rows(), strict=True
     ):
-        time_s, lo_s, hi_s, provenance = found
-        said = " ".join(
-            f"{key}={value}" for key, value in row.items() if value not in UNSAID and value == value
+        time_s, lo_s, hi_s, provenance = times
+        # An empty cell is NaN.
+        stated = {key: value for key, value in row.items() if not pd.isna(value)}
+        description = " ".join(
+            f"{key}={value}" for key, value in stated.items() if value not in UNSAID
         )
         yield Answer(
-            "table", str(row["device"]), said, time_s * 1e6, lo_s * 1e6, hi_s * 1e6, provenance
+            "table",
+            str(row["device"]),
+            description,
+            time_s * 1e6,
+            lo_s * 1e6,
+            hi_s * 1e6,
+            provenance,
         )
     for name in ("dgx-a100", "dgx-h100", "hgx-b200"):
         cluster = catalog.cluster(name)
@@ -325,11 +333,14 @@ def answers() -> Iterator[Answer]:
         ]
         in_steps = MonotoneGrid.of(ops)
         alone = event_times(in_steps.ops, cluster, kernel_model, collective_model)
-        found = in_steps.times(alone)
+        times_in_steps = in_steps.times(alone)
         place = {op: i for i, op in enumerate(in_steps.ops)}
         at = [place[op] for op in ops]
         chosen = EventTimes(
-            found.time_s[at], found.lo_s[at], found.hi_s[at], tuple(found.provenance[i] for i in at)
+            times_in_steps.time_s[at],
+            times_in_steps.lo_s[at],
+            times_in_steps.hi_s[at],
+            tuple(times_in_steps.provenance[i] for i in at),
         )
         yield from _answers("step", name, ops, chosen)
         served = [op for op in kernels() if op.dtype in ("bf16", "fp8") and op.pass_ == "fwd"]
@@ -373,9 +384,11 @@ def write() -> None:
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(list(Answer.__dataclass_fields__))
-        for one in answers():
-            numbers = [f"{value:.6g}" for value in (one.time_us, one.lo_us, one.hi_us)]
-            writer.writerow([one.model, one.machine, one.event, *numbers, one.provenance])
+        for answer in answers():
+            numbers = [f"{value:.6g}" for value in (answer.time_us, answer.lo_us, answer.hi_us)]
+            writer.writerow(
+                [answer.model, answer.machine, answer.event, *numbers, answer.provenance]
+            )
 
 
 if __name__ == "__main__":

@@ -174,15 +174,15 @@ def figures(figures_of_device: Figures, op: KernelOp) -> dict[str, float]:
     """Work, features and axes of a kernel by their place, and its seconds without any learned
     constant."""
     physics, machine = kernel_physics(figures_of_device, rows_from_ops([op]))
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, value in physics._asdict().items():
         values = value if isinstance(value, list) else [value]
-        found |= {f"{name}{i}": _number(entry) for i, entry in enumerate(values)}
-    found["compute"] = _number(compute_seconds(np, physics, machine))
-    found["memory"] = _number(memory_seconds(np, physics, machine))
-    found["cached"] = _number(cached_share(physics.bytes, machine))
-    found |= {"op.flops": op.flops, "op.bytes": op.bytes}
-    return {name: value for name, value in found.items() if value}
+        figures |= {f"{name}{i}": _number(entry) for i, entry in enumerate(values)}
+    figures["compute"] = _number(compute_seconds(np, physics, machine))
+    figures["memory"] = _number(memory_seconds(np, physics, machine))
+    figures["cached"] = _number(cached_share(physics.bytes, machine))
+    figures |= {"op.flops": op.flops, "op.bytes": op.bytes}
+    return {name: value for name, value in figures.items() if value}
 
 
 def _number(value: Any) -> float:

@@ -29,22 +29,22 @@ def figures(launch: Launch) -> dict[str, float]:
     if launch.layout is not None:
         words += [f"layout.{pair}" for pair in str(launch.layout).split(",")]
     words += [f"job.{name}.{value}" for name, value in launch.job_fields.items()]
-    found = dict.fromkeys(("".join(word.replace("=", ".").split()) for word in words), 1.0)
+    figures = dict.fromkeys(("".join(word.replace("=", ".").split()) for word in words), 1.0)
     sizes = {
         "devices": launch.devices,
         "global_batch": launch.global_batch,
         "seq_len": launch.seq_len,
     }
-    found |= {name: float(value) for name, value in sizes.items() if value is not None}
+    figures |= {name: float(value) for name, value in sizes.items() if value is not None}
     for name in ("assumed", "may_be_wrong", "ignored", "missing"):
-        found[name] = float(len(getattr(launch, name)))
+        figures[name] = float(len(getattr(launch, name)))
     if launch.model is not None:
         for group in (
             parameters(launch.model),
             step_flops(launch.model, Job(global_batch=8, seq_len=1024)),
         ):
-            found |= {f"model.{name}": float(value) for name, value in vars(group).items()}
-    return {name: value for name, value in found.items() if value}
+            figures |= {f"model.{name}": float(value) for name, value in vars(group).items()}
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

@@ -202,7 +202,7 @@ LINES |= {
 def figures(log: TrainingLog, run: WrittenRun) -> dict[str, float]:
     """Figures of a log: each field of its first and last step and their sum, its events, settings,
     timers and peaks."""
-    found: dict[str, float] = {
+    figures: dict[str, float] = {
         "steps": float(len(log.steps)),
         "restarts": float(log.count("restart")),
     }
@@ -210,30 +210,30 @@ def figures(log: TrainingLog, run: WrittenRun) -> dict[str, float]:
         values = [getattr(step, field.name) for step in log.steps]
         known = [float(value) for value in values if value is not None]
         if known:
-            found |= {f"{field.name}.known": float(len(known)), f"{field.name}.sum": sum(known)}
-            found |= {f"{field.name}.first": known[0], f"{field.name}.last": known[-1]}
+            figures |= {f"{field.name}.known": float(len(known)), f"{field.name}.sum": sum(known)}
+            figures |= {f"{field.name}.first": known[0], f"{field.name}.last": known[-1]}
     # Beside the seconds since an origin, fractions of one would not show.
-    found["clock.of_day"] = sum(
+    figures["clock.of_day"] = sum(
         step.clock_s % 86400 for step in log.steps if step.clock_s is not None
     )
     tokens = run.global_batch * run.seq_len
     seconds = [step.seconds_of(tokens, run.devices, run.global_batch) for step in log.steps]
-    found["seconds_of"] = sum(value for value in seconds if value is not None)
+    figures["seconds_of"] = sum(value for value in seconds if value is not None)
     for event in log.events:
         for name, value in (
             ("number", 1.0),
             ("after", event.after_step),
             ("seconds", event.seconds or 0.0),
         ):
-            found[f"{event.kind}.{name}"] = found.get(f"{event.kind}.{name}", 0.0) + value
+            figures[f"{event.kind}.{name}"] = figures.get(f"{event.kind}.{name}", 0.0) + value
     for name, value in log.settings.items():
-        found[f"setting.{name}={value}".replace(" ", "")] = 1.0
+        figures[f"setting.{name}={value}".replace(" ", "")] = 1.0
     for name, timer in log.timers.items():
-        found |= {f"timer.{name}.least": timer.least_s, f"timer.{name}.most": timer.most_s}
+        figures |= {f"timer.{name}.least": timer.least_s, f"timer.{name}.most": timer.most_s}
     if log.clocks is not None:
-        found |= {"clock.least": log.clocks.least_hz, "clock.most": log.clocks.most_hz}
-    found |= {"allocated": log.allocated_bytes or 0.0, "reserved": log.reserved_bytes or 0.0}
-    return {name: value for name, value in found.items() if value}
+        figures |= {"clock.least": log.clocks.least_hz, "clock.most": log.clocks.most_hz}
+    figures |= {"allocated": log.allocated_bytes or 0.0, "reserved": log.reserved_bytes or 0.0}
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

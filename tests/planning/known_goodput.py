@@ -64,15 +64,15 @@ TARIFFS: dict[str, dict[str, Any]] = {
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Numbers of a record and of the records in it, by their path; without those that are 0."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            figures |= _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            found |= _flat({str(i): entry for i, entry in enumerate(value)}, f"{prefix}{name}.")
+            figures |= _flat({str(i): entry for i, entry in enumerate(value)}, f"{prefix}{name}.")
         elif isinstance(value, int | float) and value:
-            found[f"{prefix}{name}"] = float(value)
-    return found
+            figures[f"{prefix}{name}"] = float(value)
+    return figures
 
 
 def cases() -> Iterator[StoredCase]:
@@ -91,10 +91,10 @@ def cases() -> Iterator[StoredCase]:
         )
         for name, fields in ({base: {}} | RELIABILITIES).items():
             try:
-                found = goodput(problem, layout, 12.5, Reliability(**fields)).to_dict()
+                figures = goodput(problem, layout, 12.5, Reliability(**fields)).to_dict()
             except PerfModelError:
                 continue
-            yield StoredCase(base, name, _flat(found))
+            yield StoredCase(base, name, _flat(figures))
     model, cluster, layout = RUNS["dense"]
     problem = Problem(model=catalog.model(model), cluster=cluster, job=JOB, devices=layout.devices)
     prediction = replace(
@@ -117,10 +117,10 @@ def cases() -> Iterator[StoredCase]:
 
 def _figures_of_run(run: TrainingRun) -> dict[str, float]:
     """Numbers of a run, and its lines as a name that counts one each."""
-    found = _flat(vars(run) | {"goodput": run.goodput.to_dict(), "mwh": run.energy_mwh})
+    figures = _flat(vars(run) | {"goodput": run.goodput.to_dict(), "mwh": run.energy_mwh})
     for line in run_lines(run):
-        found[f"line.{'-'.join(line.replace('=', ':').split())}"] = 1.0
-    return found | {f"price.{run.price_source}".replace(" ", "-"): 1.0}
+        figures[f"line.{'-'.join(line.replace('=', ':').split())}"] = 1.0
+    return figures | {f"price.{run.price_source}".replace(" ", "-"): 1.0}
 
 
 if __name__ == "__main__":

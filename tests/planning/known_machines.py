@@ -75,24 +75,24 @@ def cases() -> Iterator[StoredCase]:
             curve = sweep(
                 problem, layout, Scenario.parse(["memory_bandwidth=2x"]), parse_sweep(text)
             )
-            found = {
+            figures = {
                 f"at.{value:.6g}": seconds
                 for value, seconds in zip(curve.values, curve.step_s, strict=True)
             }
-            yield StoredCase(name, f"sweep {text}", found | {"hidden": curve.hidden_up_to or 0.0})
+            yield StoredCase(name, f"sweep {text}", figures | {"hidden": curve.hidden_up_to or 0.0})
         for cluster in ("dgx-a100", "dgx-h100"):
             need = memory_to_fit(problem_of("gpt3-6.7b", cluster), layout)
-            found = {
+            figures = {
                 "needed": need.memory_bytes,
                 "likely": need.likely_bytes,
                 "fits": need.fits_probability,
             }
-            found |= {
+            figures |= {
                 "peak": need.peak_bytes,
                 "has": need.has_bytes,
                 "is": float(need.fits),
             } | need.parts_bytes
-            yield StoredCase(name, f"memory on {cluster}", found)
+            yield StoredCase(name, f"memory on {cluster}", figures)
     for settings in (TOGETHER[2], TOGETHER[4]):
         name = f"what if {' '.join(settings)}"
         yield StoredCase(name, name, _scenario(problem, LAYOUTS["stages"], settings))
@@ -106,14 +106,18 @@ def cases() -> Iterator[StoredCase]:
 
 def _scenario(problem: StepProblem, layout: Layout, settings: Sequence[str]) -> Figures:
     result = in_scenario(problem, layout, Scenario.parse(settings))
-    found = {"before": result.before_s, "after": result.after_s, "notes": float(len(result.notes))}
-    found |= {"fits before": float(result.fits_before), "fits after": float(result.fits_after)}
-    found |= {
+    figures = {
+        "before": result.before_s,
+        "after": result.after_s,
+        "notes": float(len(result.notes)),
+    }
+    figures |= {"fits before": float(result.fits_before), "fits after": float(result.fits_after)}
+    figures |= {
         "before fits": result.fits_probability_before,
         "after fits": result.fits_probability_after,
     }
-    found = {name.replace(" ", "-"): value for name, value in found.items()}
-    return found | {f"by.{name}": value for name, value in result.sensitivity.items()}
+    figures = {name.replace(" ", "-"): value for name, value in figures.items()}
+    return figures | {f"by.{name}": value for name, value in result.sensitivity.items()}
 
 
 if __name__ == "__main__":

@@ -141,16 +141,16 @@ def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[st
         "peak": np.broadcast_to(costs.spread(costs.peak_bytes), costs.grid.shape),
         "work": pass_work_s(problem, grid),
     }
-    found = {"size": float(costs.grid.size)}
+    figures = {"size": float(costs.grid.size)}
     for name, values in arrays.items():
         for axis in range(values.ndim):
             others = tuple(i for i in range(values.ndim) if i != axis)
             for choice, mean in enumerate(np.asarray(values, float).mean(axis=others).tolist()):
-                found[f"{name}.axis{axis}.{choice}"] = mean
-    found |= {f"left{i}": float(n) for i, n in enumerate(costs.left_out)}
+                figures[f"{name}.axis{axis}.{choice}"] = mean
+    figures |= {f"left{i}": float(n) for i, n in enumerate(costs.left_out)}
     half = float(np.median(costs.peak_bytes))
-    found |= {f"large{i}": float(n) for i, n in enumerate(costs.too_large(half))}
-    return {name: value for name, value in found.items() if value and np.isfinite(value)}
+    figures |= {f"large{i}": float(n) for i, n in enumerate(costs.too_large(half))}
+    return {name: value for name, value in figures.items() if value and np.isfinite(value)}
 
 
 def cases() -> Iterator[StoredCase]:

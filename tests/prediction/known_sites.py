@@ -98,26 +98,26 @@ def interval_cases() -> Iterator[StoredCase]:
                     )
                     events = {"products": 0.1, "attention": float(rng.uniform(0, 0.3))}
                     interval = prior.interval(shares, events, degrees)
-                    found = {
+                    figures = {
                         "half": interval.half_width,
                         "lower": interval.lower,
                         "upper": interval.upper,
                     }
-                    found |= {
+                    figures |= {
                         f"source.{name}".replace(" ", ""): sd
                         for name, sd in interval.sources.items()
                     }
-                    found |= {f"unknown.{name}": value for name, value in prior.unknown.items()}
-                    found |= {
+                    figures |= {f"unknown.{name}": value for name, value in prior.unknown.items()}
+                    figures |= {
                         f"mean.{name}": value
                         for name, value in prior.expected(catalog.device(device)).values
                     }
-                    found["coverage"] = prior.coverage.half_width(
+                    figures["coverage"] = prior.coverage.half_width(
                         0.2, dict.fromkeys(prior.unknown, 0.5)
                     )
                     name = f"{framework.name} on {device} with {model}"
                     yield StoredCase(
-                        base, name, {key: value for key, value in found.items() if value}
+                        base, name, {key: value for key, value in figures.items() if value}
                     )
 
 
@@ -148,15 +148,15 @@ def _errors(problem: StepProblem, layouts: Sequence[Layout]) -> dict[str, float]
     """Intervals of layouts with their sources, and the probability that each is faster than each
     other."""
     predictions = [explain(problem, layout) for layout in layouts]
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for i, prediction in enumerate(predictions):
-        found |= {f"lo{i}": prediction.step_time_lo_s, f"hi{i}": prediction.step_time_hi_s}
+        figures |= {f"lo{i}": prediction.step_time_lo_s, f"hi{i}": prediction.step_time_hi_s}
         by_source = prediction.uncertainty.by_source
         # A decomposition happens to give independent combinations, whose squares sum to the same.
-        found[f"fit{i}"] = float(
+        figures[f"fit{i}"] = float(
             np.linalg.norm([sd for name, sd in by_source.items() if "fit" in name])
         )
-        found |= {
+        figures |= {
             f"source{i}.{name}".replace(" ", ""): abs(sd)
             for name, sd in by_source.items()
             if "fit" not in name
@@ -165,9 +165,9 @@ def _errors(problem: StepProblem, layouts: Sequence[Layout]) -> dict[str, float]
         joint = joint_errors(problem, predictions)
         gap = np.log([prediction.step_time_s for prediction in predictions])
         below = joint.below(gap - gap[:, None]).ravel().tolist()
-        found |= {f"below{i}": value for i, value in enumerate(below)}
-        found["noise"] = float(joint.weight @ joint.noise.sum(axis=1))
-    return {name: value for name, value in found.items() if value}
+        figures |= {f"below{i}": value for i, value in enumerate(below)}
+        figures["noise"] = float(joint.weight @ joint.noise.sum(axis=1))
+    return {name: value for name, value in figures.items() if value}
 
 
 def _adjustment(problem: StepProblem, layout: Layout) -> Adjustment:
@@ -228,24 +228,24 @@ def run_cases() -> Iterator[StoredCase]:
         fitted = FittedRuns.from_dict(fitted.to_dict())
         weight = fitted.known.scales.weight
         joint = fitted.joint(rng.uniform(0, 0.5, (4, 3)), others, rng.uniform(0, 0.1, (4, 2)))
-        found = {"overall": fitted.overall, "noise": float(weight @ fitted.noise_variance)}
-        found |= {f"value{i}": value for i, value in enumerate(fitted.values.tolist())}
-        found |= {
+        figures = {"overall": fitted.overall, "noise": float(weight @ fitted.noise_variance)}
+        figures |= {f"value{i}": value for i, value in enumerate(fitted.values.tolist())}
+        figures |= {
             f"posterior{i}": value for i, value in enumerate(fitted.posterior.ravel().tolist())
         }
-        found |= {f"mean{i}": value for i, value in enumerate(fitted.mean(others).tolist())}
-        found |= {
+        figures |= {f"mean{i}": value for i, value in enumerate(fitted.mean(others).tolist())}
+        figures |= {
             f"joint{i}": value
             for i, value in enumerate(np.tensordot(weight, joint, 1).ravel().tolist())
         }
         half = half_width(np.diagonal(joint, axis1=1, axis2=2), weight)
-        found |= {f"half{i}": value for i, value in enumerate(half.tolist())}
-        found |= {
+        figures |= {f"half{i}": value for i, value in enumerate(half.tolist())}
+        figures |= {
             f"widened{i}": value
             for i, value in enumerate(widened(half, 1.4, np.full(4, 0.3)).tolist())
         }
         name = f"{runs} runs, {traces} traces, scatter {scatter}"
-        yield StoredCase(name, name, {key: value for key, value in found.items() if value})
+        yield StoredCase(name, name, {key: value for key, value in figures.items() if value})
 
 
 def error_cases() -> Iterator[StoredCase]:
@@ -253,7 +253,9 @@ def error_cases() -> Iterator[StoredCase]:
     for n in (0, 1, 5, 39, 40, 180, 400, 900):
         rng = np.random.default_rng(n)
         error, log_time = 0.2 * rng.normal(size=n) + 0.05, rng.normal(size=n) - 8
-        found = {f"figure.{name}": float(value) for name, value in figures_of_errors(error).items()}
+        figures = {
+            f"figure.{name}": float(value) for name, value in figures_of_errors(error).items()
+        }
         if n:
             groups, pooled = in_range_intervals(error, log_time, rng.integers(0, 5, n))
             quantiles = {"all": bucketed(error, log_time), "pooled": pooled} | {
@@ -261,12 +263,14 @@ def error_cases() -> Iterator[StoredCase]:
             }
             for name, of in quantiles.items():
                 for part, values in zip(("edges", "low", "high"), of.to_list(), strict=True):
-                    found |= {f"{name}.{part}{i}": value for i, value in enumerate(values)}
-                found[f"{name}.at"] = float(sum(map(np.sum, of.at(log_time))))
-            found |= dict(zip(("low", "high"), conformal(error), strict=True))
-            found |= {f"quantile{level}": conformal_quantile(error, level) for level in (0.5, 0.9)}
+                    figures |= {f"{name}.{part}{i}": value for i, value in enumerate(values)}
+                figures[f"{name}.at"] = float(sum(map(np.sum, of.at(log_time))))
+            figures |= dict(zip(("low", "high"), conformal(error), strict=True))
+            figures |= {
+                f"quantile{level}": conformal_quantile(error, level) for level in (0.5, 0.9)
+            }
         yield StoredCase(
-            f"{n} errors", f"{n} errors", {key: value for key, value in found.items() if value}
+            f"{n} errors", f"{n} errors", {key: value for key, value in figures.items() if value}
         )
 
 
@@ -278,12 +282,12 @@ def cases() -> Iterator[StoredCase]:
     yield from error_cases()
     for scatter in ((0.0, 0.0), (0.4, 0.0), (0.3, 1.1)):
         nodes = scales(scatter).with_overall_factor()
-        found = {
+        figures = {
             f"{name}{i}": value
             for name in ("within", "single", "weight")
             for i, value in enumerate(getattr(nodes, name).tolist())
         }
-        yield StoredCase(f"scatter {scatter}", f"scatter {scatter}", found)
+        yield StoredCase(f"scatter {scatter}", f"scatter {scatter}", figures)
     coverage = Coverage(base=0.2, power=0.8, added={"a": 0.3, "b": 0.1})
     for factor in (0.0, 0.3):
         scaled = replace(coverage.scaled(factor), power=0.7)

@@ -219,7 +219,7 @@ def structure(problem: StepProblem, layout: Layout) -> dict[str, float]:
 def figures(prediction: Prediction) -> dict[str, float]:
     """Figures of a prediction by name, without those that are 0."""
     account, memory = prediction.time_account, prediction.memory_account
-    found = {
+    figures = {
         "step": prediction.step_time_s,
         "lo": prediction.step_time_lo_s,
         "hi": prediction.step_time_hi_s,
@@ -228,16 +228,18 @@ def figures(prediction: Prediction) -> dict[str, float]:
         "busy": account.busy_fraction,
         "kernels": account.kernels_alone_s,
     }
-    found |= {f"time.{name}": seconds for name, seconds in account.breakdown_s.items()}
-    found |= {f"count.{name}": n_bytes for name, n_bytes in memory.counted_bytes.items()}
-    found |= {f"share.{name}": share for name, share in prediction.uncertainty.class_shares.items()}
+    figures |= {f"time.{name}": seconds for name, seconds in account.breakdown_s.items()}
+    figures |= {f"count.{name}": n_bytes for name, n_bytes in memory.counted_bytes.items()}
+    figures |= {
+        f"share.{name}": share for name, share in prediction.uncertainty.class_shares.items()
+    }
     for rank in (0, len(memory.needed_per_stage) - 1):
         for name, n_bytes in memory.needed_per_stage[rank].to_dict().items():
-            found[f"rank{rank}.{name}"] = n_bytes
+            figures[f"rank{rank}.{name}"] = n_bytes
     for event in account.critical_path:
         name = f"path.{event.event.replace(' ', '-')}"
-        found[name] = found.get(name, 0.0) + event.time_s
-    return {name: value for name, value in found.items() if abs(value) > 1e-12}
+        figures[name] = figures.get(name, 0.0) + event.time_s
+    return {name: value for name, value in figures.items() if abs(value) > 1e-12}
 
 
 def cases() -> Iterator[StoredCase]:

@@ -37,11 +37,11 @@ def figures(name: str, schedule: Schedule) -> dict[str, float]:
         for label, live in (("live", state), ("slots", state.with_slots(2, schedule.n_stages))):
             key = f"{label}.{'host' if offload else 'device'}"
             arrays |= {f"{key}.{field}": np.asarray(value) for field, value in vars(live).items()}
-    found = {"offloads": float(len(moved.forward))}
+    figures = {"offloads": float(len(moved.forward))}
     for key, array in arrays.items():
         values = np.asarray(array, float).ravel()
-        found[key] = float(values @ (1.0 + np.arange(len(values))))
-    return {key: value for key, value in found.items() if value}
+        figures[key] = float(values @ (1.0 + np.arange(len(values))))
+    return {key: value for key, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

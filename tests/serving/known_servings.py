@@ -107,7 +107,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 def figures(serving: Serving) -> dict[str, float]:
     """Figures of a server."""
     memory = serving.memory
-    found = {
+    figures = {
         "ttft": serving.ttft_s,
         "tpot": serving.tpot_s,
         "step": serving.decode_step_s,
@@ -124,8 +124,8 @@ def figures(serving: Serving) -> dict[str, float]:
         "fits": float(serving.fits),
     }
     for name in ("ttft_interval_s", "tpot_interval_s", "tokens_per_s_interval"):
-        found[f"{name}.lo"], found[f"{name}.hi"] = getattr(serving, name)
-    return found | serving.breakdown_s
+        figures[f"{name}.lo"], figures[f"{name}.hi"] = getattr(serving, name)
+    return figures | serving.breakdown_s
 
 
 class ServerRates(Rates):

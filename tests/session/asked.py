@@ -144,7 +144,7 @@ class PriceQuery:
         framework = COMPILED if self.compiled else EAGER
         match self.kind:
             case "search":
-                found = pm.search(
+                result = pm.search(
                     model,
                     cluster,
                     devices=8,
@@ -154,15 +154,15 @@ class PriceQuery:
                     framework=framework,
                     **given,
                 )
-                return found.to_dict() | {"seconds": 0}
+                return result.to_dict() | {"seconds": 0}
             case "whatif":
                 return pm.whatif(model, cluster, layout, self.settings, **given).to_dict()
             case "compare":
                 given |= {"framework": framework}
-                found = pm.compare_schedules(
+                predictions = pm.compare_schedules(
                     model, cluster, layout, schedules=("1f1b", "gpipe", "zb-h1"), **given
                 )
-                return {one.schedule: one.to_dict() for one in found}
+                return {step.schedule: step.to_dict() for step in predictions}
         return pm.predict(model, cluster, layout, framework=framework, **given).to_dict()
 
     def _cluster(self) -> Cluster:
@@ -184,7 +184,7 @@ class PriceQuery:
 def fits(folder: Path) -> list[dict[str, bytes]]:
     """Files of fits that differ: of one family alone, and of kernels, collectives and runs
     together."""
-    found = []
+    contents = []
     shipped = load_regressor(shipped_folder() / "gemm_half.safetensors")
     for number in range(3):
         params = shipped.params._replace(log_compute=shipped.params.log_compute - 0.2 * number)
@@ -205,8 +205,8 @@ def fits(folder: Path) -> list[dict[str, bytes]]:
                 folder, {"A100-SXM4-80GB": Adjustment(device="A100-SXM4-80GB", values=values)}
             )
             content["end_to_end.json"] = runs.read_bytes()
-        found.append(content)
-    return found
+        contents.append(content)
+    return contents
 
 
 def in_fresh_processes(questions: list[Callable[[], str]]) -> list[str]:

@@ -15,7 +15,7 @@ def browser():
     api = pytest.importorskip(
         "playwright.sync_api", reason="needs playwright: pip install perfmodel[browser]"
     )
-    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     with api.sync_playwright() as playwright:
         try:
             started = playwright.chromium.launch(

@@ -334,23 +334,25 @@ def varied_models(base: Base) -> Iterator[Model]:
 
 def figures(model: Model, layout: Layout, job: Job) -> dict[str, float]:
     """Figures of a model, and of every block of it on one rank, without those that are 0."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for group in (parameters(model), step_flops(model, job)):
-        found |= {field.name: float(getattr(group, field.name)) for field in fields(group)}
+        figures |= {field.name: float(getattr(group, field.name)) for field in fields(group)}
     if isinstance(model, Transformer):
-        found["cache"] = sum(layer_cache_bytes(model, layout.tp, 1000, 2.0))
-    found["optimizer.bytes"] = optimizer_op(1000, job).bytes
+        figures["cache"] = sum(layer_cache_bytes(model, layout.tp, 1000, 2.0))
+    figures["optimizer.bytes"] = optimizer_op(1000, job).bytes
     for i, (block, count) in enumerate(blocks(model, job, Shard.of(layout))):
-        found[f"{i}.blocks"] = count
-        found |= {f"{i}.{name}": value for name, value in _block_figures(block)}
+        figures[f"{i}.blocks"] = count
+        figures |= {f"{i}.{name}": value for name, value in _block_figures(block)}
         for part, of_experts in (("dense", False), ("experts", True)):
             shapes = block.weight_shapes(experts=of_experts)
-            found[f"{i}.{part}.weights"] = sum(m * n * number for (m, n), number in shapes.items())
+            figures[f"{i}.{part}.weights"] = sum(
+                m * n * number for (m, n), number in shapes.items()
+            )
             products = orthogonalisation(block, job, experts=of_experts)
-            found[f"{i}.{part}.orthogonalised"] = sum(
+            figures[f"{i}.{part}.orthogonalised"] = sum(
                 op.flops * number for op, number in products.items()
             )
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in figures.items() if value}
 
 
 def _block_figures(block: BlockOps) -> Iterator[tuple[str, float]]:
@@ -408,10 +410,10 @@ def _case(name: str, base: Base, changes: Sequence[tuple[str, str, Any]]) -> Ite
     try:
         for record, field, value in changes:
             base = _changed(base, record, field, value)
-        found = figures(base.model, base.layout, base.job)
+        values = figures(base.model, base.layout, base.job)
     except PerfModelError:
         return
-    yield StoredCase(name, ", ".join(f"{field}={value}" for _, field, value in changes), found)
+    yield StoredCase(name, ", ".join(f"{field}={value}" for _, field, value in changes), values)
 
 
 def _changed(base: Base, record: str, field: str, value: Any) -> Base:

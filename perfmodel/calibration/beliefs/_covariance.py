@@ -98,8 +98,8 @@ def correlation(
     # Each coordinate is scaled by its own length, so that irrelevant ones get long and drop out.
     square = 0.0
     for name, log_length in zip(component.along, length, strict=True):
-        apart = row_points[name][:, None] - column_points[name][None, :]
-        square = square + (apart * np.exp(-log_length)) ** 2
+        difference = row_points[name][:, None] - column_points[name][None, :]
+        square = square + (difference * np.exp(-log_length)) ** 2
     distance = np.sqrt(square)
     if component.rough:
         return np.exp(-distance)

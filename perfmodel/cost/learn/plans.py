@@ -306,7 +306,9 @@ def _through_forward(request: KernelRequest) -> Plan | None:
     if request.kind.pass_ == "fwd" or not ratio:
         return None
     base = _related_plan(request.forward)
-    return base and Plan(base.mode, (*base.terms, *ratio))
+    if base is None:
+        return None
+    return Plan(base.mode, (*base.terms, *ratio))
 
 
 def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:

@@ -25,8 +25,8 @@ from perfmodel.ingest.launch._python_values import (
     element,
     elements_of,
     expression_text,
+    instances_in,
     is_known,
-    things_in,
 )
 
 
@@ -38,7 +38,7 @@ class Call:
     """Full name of the called function; for a method, preceded by the name of the function that
     made its object."""
     made: Any
-    things: tuple[ScriptObject, ...]
+    instances: tuple[ScriptObject, ...]
     """Objects among its arguments; the object of a method is not one."""
     line: int
     text: str
@@ -193,16 +193,16 @@ class Calls(Expressions):
         while isinstance(base, Class):
             base = base.bases[0] if base.bases else Symbol(made.name)
         maker = base.path if isinstance(base, Symbol) else made.name
-        thing = ScriptObject(maker, positional, dict(made.names), dict(made.lines), line)
+        instance = ScriptObject(maker, positional, dict(made.names), dict(made.lines), line)
         initialise = made.names.get("__init__")
         if isinstance(initialise, Function):
-            method = Function(initialise.node, initialise.scope, thing, initialise.defaults)
+            method = Function(initialise.node, initialise.scope, instance, initialise.defaults)
             self.call_function(method, positional, keywords)
-            return thing
+            return instance
         for name, value in (*zip(made.order, positional, strict=False), *keywords.items()):
-            self.write(thing.fields, name, value)
-            thing.lines[name] = line
-        return thing
+            self.write(instance.fields, name, value)
+            instance.lines[name] = line
+        return instance
 
     def _method_call(
         self, method: Method, positional: list[Any], keywords: dict[str, Any], node: ast.Call
@@ -392,13 +392,13 @@ class Calls(Expressions):
         node: ast.Call,
     ) -> None:
         """Keep a call of code from outside with the objects that it gets."""
-        things: list[ScriptObject] = []
+        instances: list[ScriptObject] = []
         for argument in (*positional, *keywords.values()):
-            things += things_in(argument)
+            instances += instances_in(argument)
             if isinstance(argument, Function):
                 self.follow_handed(argument)
         self.calls.append(
-            Call(path, made, tuple(things), node.lineno, expression_text(node), not self.is_open)
+            Call(path, made, tuple(instances), node.lineno, expression_text(node), not self.is_open)
         )
 
     def made_class(self, node: ast.ClassDef, scope: Scope) -> Class:

@@ -233,9 +233,9 @@ class Follower(Calls):
                 self.write(scope.outer_names.get(target.id, scope).names, target.id, value)
             case ast.Attribute():
                 owner = self.value(target.value, scope)
-                for thing in _owners(owner):
-                    self.write(thing.fields, target.attr, value)
-                    thing.lines[target.attr] = target.lineno
+                for instance in _owners(owner):
+                    self.write(instance.fields, target.attr, value)
+                    instance.lines[target.attr] = target.lineno
                 if isinstance(owner, Class):
                     self.write(owner.names, target.attr, value)
             case ast.Subscript():

@@ -388,7 +388,7 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     return value
 
 
-def things_in(value: Any) -> Iterator[ScriptObject]:
+def instances_in(value: Any) -> Iterator[ScriptObject]:
     """Objects that a value is or directly holds."""
     if isinstance(value, ScriptObject):
         yield value

@@ -13,12 +13,12 @@ MODEL_OF_CATALOG: Final = "perfmodel.model"
 """Maker of the model that a recipe has by itself."""
 
 
-def class_of(thing: ScriptObject) -> str:
+def class_of(instance: ScriptObject) -> str:
     """Name of the class that an object has: `run.Config(llm.MockDataModule, ...)` makes a
     `MockDataModule`."""
-    is_lazy = thing.maker.rpartition(".")[2] in ("Config", "Partial")
-    made = thing.positional[0] if is_lazy and thing.positional else None
-    return (made.path if isinstance(made, Symbol) else thing.maker).rpartition(".")[2]
+    is_lazy = instance.maker.rpartition(".")[2] in ("Config", "Partial")
+    made = instance.positional[0] if is_lazy and instance.positional else None
+    return (made.path if isinstance(made, Symbol) else instance.maker).rpartition(".")[2]
 
 
 def model_of_recipe(recipe: ScriptObject, entries: Entries) -> tuple[Model | None, list[str]]:
@@ -46,10 +46,13 @@ def _model_name(part: ScriptObject) -> str:
     """Name in the catalog of the model that an object configures; empty if it has none."""
     if part.maker == MODEL_OF_CATALOG:
         return str(part.positional[0])
-    for thing in _with_owners(part):
+    for instance in _with_owners(part):
         # `AutoBridge.from_hf_pretrained("meta-llama/Llama-3.2-1B").to_megatron_provider()`
-        if thing.maker.endswith(("from_hf_pretrained", "from_auto_config")) and thing.positional:
-            return str(thing.positional[0])
+        if (
+            instance.maker.endswith(("from_hf_pretrained", "from_auto_config"))
+            and instance.positional
+        ):
+            return str(instance.positional[0])
     for candidate in _configurations(part):
         # Classes are called after models: `Llama3Config8B`, `Llama31ModelProvider70B`.
         named = re.fullmatch(r"([A-Za-z]+)(\d*)(?:Config|ModelProvider)(\w*)", class_of(candidate))
@@ -72,8 +75,8 @@ def _configurations(part: ScriptObject) -> Iterator[ScriptObject]:
             yield value
 
 
-def _with_owners(thing: ScriptObject) -> Iterator[ScriptObject]:
-    current: ScriptObject | None = thing
+def _with_owners(instance: ScriptObject) -> Iterator[ScriptObject]:
+    current: ScriptObject | None = instance
     while current is not None:
         yield current
         current = current.owner

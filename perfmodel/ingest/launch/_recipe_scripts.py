@@ -55,7 +55,7 @@ _CHANGES_NOTHING: Final = re.compile(
 class _Recipe:
     """A recipe that a script makes."""
 
-    thing: ScriptObject
+    instance: ScriptObject
     framework: str
     name: str
     line: int
@@ -148,14 +148,14 @@ def _recipes_made(followed: Followed) -> list[_Recipe]:
 def _that_runs(followed: Followed, recipes: Sequence[_Recipe]) -> _Recipe | None:
     """The recipe that a script runs: the first that surely is handed to a runner, or else the last
     one made."""
-    by_thing = {id(recipe.thing): recipe for recipe in recipes}
+    by_instance = {id(recipe.instance): recipe for recipe in recipes}
     handed = []
     for call in followed.calls:
         if _RUN.search(call.path):
             handed += [
-                (call.is_certain, by_thing[id(thing)])
-                for thing in call.things
-                if id(thing) in by_thing
+                (call.is_certain, by_instance[id(instance)])
+                for instance in call.instances
+                if id(instance) in by_instance
             ]
     certain = [recipe for is_certain, recipe in handed if is_certain]
     if handed:
@@ -168,10 +168,10 @@ def _of_unused_functions(followed: Followed) -> list[_Recipe]:
     line."""
     recipes: list[_Recipe] = []
     for name in followed.unused_functions:
-        known = {id(recipe.thing) for recipe in _recipes_made(followed)}
+        known = {id(recipe.instance) for recipe in _recipes_made(followed)}
         result = followed.call(name)
-        made = [recipe for recipe in _recipes_made(followed) if id(recipe.thing) not in known]
-        returned = [recipe for recipe in made if recipe.thing is result]
+        made = [recipe for recipe in _recipes_made(followed) if id(recipe.instance) not in known]
+        returned = [recipe for recipe in made if recipe.instance is result]
         chosen = returned or made[-1:]
         recipes += [replace(recipe, function=name) for recipe in chosen[:1]]
     return recipes
@@ -182,10 +182,10 @@ def _read(
 ) -> tuple[Source, LaunchFormat]:
     """Settings and format of a recipe with the script's changes to it."""
     settings = RecipeSettings(notes=list(notes))
-    add_attributes(recipe.thing, "", settings)
+    add_attributes(recipe.instance, "", settings)
     overrides = _overrides(followed, arguments)
     settings.entries |= overrides
-    model, model_notes = model_of_recipe(recipe.thing, settings.entries)
+    model, model_notes = model_of_recipe(recipe.instance, settings.entries)
     source = Source(place=place, entries=settings.entries, recipe_model=model)
     if recipe.framework == "nemo":
         source, form = nemo_entries(source)
@@ -232,11 +232,11 @@ def _devices_of_executor(followed: Followed) -> int | None:
 
 def _handed_over(recipe: _Recipe, followed: Followed) -> list[str]:
     """Sentences on functions from outside that get the recipe and may change it before it runs."""
-    parts = {id(thing) for thing in _all_parts(recipe.thing)}
+    parts = {id(instance) for instance in _all_parts(recipe.instance)}
     sentences = []
     for call in followed.calls:
-        gets_it = [thing for thing in call.things if id(thing) in parts]
-        if not gets_it or call.made is recipe.thing:
+        gets_it = [instance for instance in call.instances if id(instance) in parts]
+        if not gets_it or call.made is recipe.instance:
             continue
         if _RUN.search(call.path):
             break
@@ -250,12 +250,12 @@ def _handed_over(recipe: _Recipe, followed: Followed) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _all_parts(thing: ScriptObject, seen: set[int] | None = None) -> Iterator[ScriptObject]:
+def _all_parts(instance: ScriptObject, seen: set[int] | None = None) -> Iterator[ScriptObject]:
     seen = set() if seen is None else seen
-    if id(thing) in seen:
+    if id(instance) in seen:
         return
-    seen.add(id(thing))
-    yield thing
-    for value in thing.fields.values():
+    seen.add(id(instance))
+    yield instance
+    for value in instance.fields.values():
         if isinstance(value, ScriptObject) and not value.maker:
             yield from _all_parts(value, seen)

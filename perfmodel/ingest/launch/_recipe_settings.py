@@ -106,15 +106,17 @@ def recipe_fields(framework: str, name: str, keywords: dict[str, Any]) -> dict[s
     return fields
 
 
-def add_attributes(thing: ScriptObject, prefix: str, settings: RecipeSettings) -> None:
+def add_attributes(instance: ScriptObject, prefix: str, settings: RecipeSettings) -> None:
     """Add the attributes of an object, and of its parts, under dotted names."""
-    for name, value in thing.fields.items():
+    for name, value in instance.fields.items():
         key = f"{prefix}{name}"
         # Of a part that the script only reads nothing is said.
-        is_own_part = isinstance(value, ScriptObject) and value.owner is thing and not value.fields
+        is_own_part = (
+            isinstance(value, ScriptObject) and value.owner is instance and not value.fields
+        )
         if name == RECIPE_NAME or (is_own_part and not value.elements):
             continue
-        _add(_NAMES.get(key, key), value, thing.lines.get(name, 0), settings)
+        _add(_NAMES.get(key, key), value, instance.lines.get(name, 0), settings)
 
 
 _NAMES: Final = {"mixed_precision.precision": "mixed_precision"}
@@ -194,9 +196,9 @@ _DATA_MODULES: Final = {"seq_length": 2048, "micro_batch_size": 4, "global_batch
 _HAS_THESE: Final = re.compile(r"^(Mock|PreTraining|FineTuning|Squad|Dolly|Alpaca)DataModule$")
 
 
-def _usual(key: str, thing: ScriptObject) -> dict[str, Any]:
+def _usual(key: str, instance: ScriptObject) -> dict[str, Any]:
     """Defaults of a part that a script puts in the place of the recipe's part."""
-    name = class_of(thing)
+    name = class_of(instance)
     if key == "data" and _HAS_THESE.match(name):
         return _DATA_MODULES
     if key == "peft" and name in ("LoRA", "DoRA", "CanonicalLoRA"):

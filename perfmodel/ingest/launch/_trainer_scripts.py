@@ -140,7 +140,7 @@ def _arguments_made(followed: Followed) -> Call | None:
     for call in followed.calls:
         if call.path.endswith("Trainer"):
             for arguments in made:
-                if any(thing is arguments.made for thing in call.things):
+                if any(instance is arguments.made for instance in call.instances):
                     return arguments
     return made[0] if made else None
 

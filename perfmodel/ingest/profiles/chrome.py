@@ -162,9 +162,9 @@ def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
     # A time stamp in the archive would make equal traces differ.
     data = json_text(trace).encode()
     # The highest level of compression, Python's default, takes twice as long and saves a percent.
-    write_bytes(
-        path, gzip.compress(data, compresslevel=6, mtime=0) if str(path).endswith(".gz") else data
-    )
+    if str(path).endswith(".gz"):
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_bytes(path, data)
 
 
 _COMPUTE_STREAM: Final = 0

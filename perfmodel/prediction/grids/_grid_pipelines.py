@@ -4,6 +4,7 @@ pipelines."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,6 +12,10 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import Pipeline
 from perfmodel.program import ProgramSpec
+
+_INPUT_GRADIENTS: Final = 1
+_WEIGHT_GRADIENTS: Final = 2
+"""Places of these passes along the last axis of `Paths.passes`, behind forward passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,26 +65,26 @@ class PipelineBlocks:
         return np.einsum("kvsp,sb->kvpb", passes, self.counts).reshape(len(passes), -1)
 
     @cached_property
-    def again(self) -> Float[np.ndarray, "paths variants*blocks"]:
-        """How many input gradients of each block a path passes, and thus recomputations."""
-        passes = self.pipeline.paths.passes
-        return np.einsum("kvs,sb->kvb", passes[..., 1], self.counts).reshape(len(passes), -1)
+    def recomputed(self) -> Float[np.ndarray, "paths variants*blocks"]:
+        """Blocks that each path recomputes: those whose input gradient it passes."""
+        passes = self.pipeline.paths.passes[..., _INPUT_GRADIENTS]
+        return np.einsum("kvs,sb->kvb", passes, self.counts).reshape(len(passes), -1)
 
     @cached_property
-    def again_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
-        """How many input gradients of each block that is recomputed in full a path passes."""
-        passes = self.pipeline.paths.passes
-        return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(
-            len(self.full), len(passes), -1
-        )
+    def recomputed_in_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
+        """Blocks that each path recomputes in full, under each choice of such blocks."""
+        passes = self.pipeline.paths.passes[..., _INPUT_GRADIENTS]
+        blocks = np.einsum("kvs,lsb->lkvb", passes, self.full)
+        return blocks.reshape(len(self.full), len(passes), -1)
 
     @cached_property
     def reductions(self) -> float:
         """Weight gradients that every path passes on one rank, per chunk."""
         # On the last micro-batch's way back, no rank but the last waits for weight gradients.
-        passes = self.pipeline.paths.passes
+        passes = self.pipeline.paths.passes[..., _WEIGHT_GRADIENTS]
+        _, _, stages = passes.shape
         chunks = self.pipeline.live.stage.shape[1]
-        return max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / chunks
+        return max(0.0, passes.sum(axis=(1, 2)).min() - stages) / chunks
 
     @property
     def sends(self) -> Float[np.ndarray, "paths 2*stages"]:
@@ -149,8 +154,8 @@ def longest_path_s(
     """
     shards = phase_s.shape[-1]
     work = phase_s.transpose(0, 2, 1, 3).reshape(-1, shards)
-    path_recompute_s = pipeline.again @ recompute_s.reshape(len(recompute_s), -1, shards)
-    path_recompute_s = path_recompute_s + pipeline.again_full[full] @ full_s.reshape(
+    path_recompute_s = pipeline.recomputed @ recompute_s.reshape(len(recompute_s), -1, shards)
+    path_recompute_s = path_recompute_s + pipeline.recomputed_in_full[full] @ full_s.reshape(
         len(full_s), -1, shards
     )
     sends_s = pipeline.sends @ send_s.reshape(-1, shards)

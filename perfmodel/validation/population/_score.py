@@ -168,8 +168,8 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
 
     # Layouts near one another err alike: an exponential kernel over doublings of degrees and
     # sizes. The tiny term keeps the square root differentiable at 0.
-    apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
-    near = hyper["near"] ** 2 * xp.exp(-apart / hyper["length"])
+    distance = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
+    near = hyper["near"] ** 2 * xp.exp(-distance / hyper["length"])
 
     # A site adds an unknown amount per unit of each degree (what is unstated, extrapolated) and per
     # half-width of its events. It is one amount for all runs there, each of which has its share.

@@ -165,10 +165,10 @@ def composed(
 def works(
     program: Program, wanted: Callable[[Instruction], bool] = lambda instruction: True
 ) -> list[tuple[Instruction, tuple[int, ...], list[Op]]]:
-    """Yield every wanted instruction with its devices and its kernels and collectives."""
+    """List every wanted instruction with its devices and its kernels and collectives."""
     function = program.function
     types = program.types
-    found = []
+    work_of_instructions = []
     known = {}
     for instruction, group in zip(
         function.instructions, instruction_devices(function), strict=True
@@ -189,8 +189,8 @@ def works(
                 tuple(operands[:inputs]), tuple(operands[inputs:]), attributes
             )
             known[key] = [placed(op, group, CLUSTER, function.n_devices) for op in work]
-        found.append((instruction, group, known[key]))
-    return found
+        work_of_instructions.append((instruction, group, known[key]))
+    return work_of_instructions
 
 
 def is_exchange(instruction: Instruction) -> bool:
@@ -216,25 +216,28 @@ def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
                 known
             )
     stage_size = layout.devices // layout.pp
-    found: dict[Pass, Counter[Op]] = {}
+    ops_of_passes: dict[Pass, Counter[Op]] = {}
     for (device, phase, micro_batch), ops in of_device.items():
-        assert found.setdefault((device // stage_size, phase, micro_batch), ops) == ops
-    return found
+        assert ops_of_passes.setdefault((device // stage_size, phase, micro_batch), ops) == ops
+    return ops_of_passes
 
 
 def program_exchanges(program: Program, layout: Layout) -> Counter[Exchanged]:
     """Bytes of the collectives that exchange gradients and weights, by pipeline rank and group, in
     a program; those of the loss are left out."""
-    found: Counter[Exchanged] = Counter()
+    stage_size = layout.devices // layout.pp
+    sent_bytes: Counter[Exchanged] = Counter()
     for instruction, group, work in works(program, is_exchange):
+        # The loss is a scalar.
+        if not program.types[instruction.inputs[0]].shape:
+            continue
+        # The first device of a stage stands for all.
+        stages = [device // stage_size for device in group if device % stage_size == 0]
         for op in work:
-            if isinstance(op, Collective) and program.types[instruction.inputs[0]].shape:
-                for device in group:
-                    if device % (layout.devices // layout.pp) == 0:
-                        found[exchanged(device // (layout.devices // layout.pp), op)] += round(
-                            op.bytes
-                        )
-    return found
+            if isinstance(op, Collective):
+                for stage in stages:
+                    sent_bytes[exchanged(stage, op)] += round(op.bytes)
+    return sent_bytes
 
 
 def exchanged(rank: int, op: Collective) -> Exchanged:
@@ -250,7 +253,7 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
     structure = prepared(layout_batch.spec).structure
     slices = layout_batch.spec.scheduler.slices
     blocks = layout_batch.program.passes
-    found: dict[Pass, Counter[Op]] = {}
+    ops_of_passes: dict[Pass, Counter[Op]] = {}
     for device, number, micro_batch in zip(
         structure.device, structure.duration, structure.micro_batch, strict=True
     ):
@@ -269,8 +272,8 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
             # in one go, or one after another in a program
             for k in range(int(micro_batch), int(micro_batch) + span):
                 if op and n:
-                    found.setdefault((int(device), phase, k), Counter())[op] += round(n)
-    return found
+                    ops_of_passes.setdefault((int(device), phase, k), Counter())[op] += round(n)
+    return ops_of_passes
 
 
 def composed_exchanges(problem: StepProblem, layout_batch: LayoutBatch) -> Counter[Exchanged]:

@@ -139,15 +139,15 @@ def figures(observed: Observed) -> dict[str, float]:
     """Probability of every fault and of none, what each explains by which severity, and the
     likelihood of the evidence without a fault and with a slow rank."""
     likely, no_fault = weigh(observed, FAULTS)
-    found = {"none": no_fault, "excess": observed.excess_s, "most": observed.most_explained_s}
+    figures = {"none": no_fault, "excess": observed.excess_s, "most": observed.most_explained_s}
     # A factor that all faults have in common does not show in their probabilities.
-    found["likelihood"] = likelihood(observed, None, None)
-    found["likelihood.slow"] = likelihood(observed, FAULTS[3], FAULTS[3].severities[0])
+    figures["likelihood"] = likelihood(observed, None, None)
+    figures["likelihood.slow"] = likelihood(observed, FAULTS[3], FAULTS[3].severities[0])
     for place, cause in enumerate(likely):
         name = cause.fault.name.replace(" ", "-")
-        found |= {f"{name}.place": place + 1.0, f"{name}.probability": cause.probability}
-        found |= {f"{name}.explains": cause.explains_s, f"{name}.step": cause.severity.step_s}
-    return {name: value for name, value in found.items() if value}
+        figures |= {f"{name}.place": place + 1.0, f"{name}.probability": cause.probability}
+        figures |= {f"{name}.explains": cause.explains_s, f"{name}.step": cause.severity.step_s}
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

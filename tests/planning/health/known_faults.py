@@ -56,14 +56,14 @@ def figures(
 ) -> dict[str, float]:
     """Every fault with its severities, relative to the step without a fault."""
     (step_s,) = evaluate(problem, [layout]).step_time_s.tolist()
-    found = {"step": step_s}
+    figures = {"step": step_s}
     for place, fault in enumerate(
         faults(problem, layout, step_s, has_timers=has_timers, small_batch=small_batch)
     ):
         name = f"{place}.{fault.name}"
-        found |= {f"{name}.prior": fault.prior, f"{name}.later": float(fault.may_begin_later)}
+        figures |= {f"{name}.prior": fault.prior, f"{name}.later": float(fault.may_begin_later)}
         for degree, severity in enumerate(fault.severities):
-            found |= {
+            figures |= {
                 f"{name}.{degree}.weight": severity.weight,
                 f"{name}.{degree}.step": severity.step_s / step_s,
                 f"{name}.{degree}.sync": (severity.gradient_sync_s or 0.0) / step_s,
@@ -72,7 +72,7 @@ def figures(
                 f"{name}.{degree}.clock": severity.clock_share,
                 f"{name}.{degree}.peak": sum((severity.peak_bytes or {}).values()),
             }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

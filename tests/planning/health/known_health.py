@@ -48,7 +48,7 @@ RUNS = {
 def figures(health: RunHealth) -> dict[str, float]:
     """Probabilities, seconds that causes explain and the next measurement, whose text counts
     one."""
-    found = {
+    figures = {
         "excess": health.excess_share,
         "slower_than": health.slower_than,
         "no_fault": health.no_fault_probability,
@@ -60,12 +60,12 @@ def figures(health: RunHealth) -> dict[str, float]:
         f"next.{health.next_measurement[:24]}".replace(" ", "-"): 1.0,
     }
     for place, cause in enumerate(health.causes):
-        found |= {
+        figures |= {
             f"{cause.name}.place": place + 1.0,
             f"{cause.name}.probability": cause.probability,
         }
-        found[f"{cause.name}.explains"] = cause.explains_s
-    return {name: value for name, value in found.items() if value}
+        figures[f"{cause.name}.explains"] = cause.explains_s
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

@@ -68,7 +68,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def figures(series: StepSeries) -> dict[str, float]:
     """Figures of a series by name, with each of its stalls, its drift and its smallest batch."""
-    found = {
+    figures = {
         "lines": float(len(series.steps)),
         "seconds": float(series.seconds.sum()),
         "covered": float(series.covered.sum()),
@@ -84,25 +84,25 @@ def figures(series: StepSeries) -> dict[str, float]:
         "untimed": float(series.untimed_events),
     }
     for i, stalls in enumerate(series.stalls):
-        found |= {
+        figures |= {
             f"stall{i}.{stalls.kind}": float(stalls.count),
             f"stall{i}.each": stalls.seconds_each,
         }
-        found |= {
+        figures |= {
             f"stall{i}.per_step": stalls.seconds_per_step,
             f"stall{i}.every": float(stalls.every or 0),
         }
     if series.drift is not None:
-        found |= {
+        figures |= {
             f"drift.{series.drift.kind}": series.drift.change,
             "drift.at": float(series.drift.at_step),
         }
     if series.small_batch is not None:
-        found |= {
+        figures |= {
             "small": float(series.small_batch.global_batch),
             "small_s": series.small_batch.step_s,
         }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in figures.items() if value}
 
 
 def cases() -> Iterator[StoredCase]:

@@ -63,11 +63,11 @@ def formula_cases() -> Iterator[StoredCase]:
     """Ends of every formula, and which constraints can hold."""
     for text in FORMULAS:
         interval = Expression.parse(text, VALUES)(_quantity)
-        found = {}
+        figures = {}
         for end in ("lo", "hi"):
             values = np.broadcast_to(getattr(interval, end), 3).tolist()
-            found |= {f"{end}{i}": value for i, value in enumerate(values)}
-        yield StoredCase(text, text, found)
+            figures |= {f"{end}{i}": value for i, value in enumerate(values)}
+        yield StoredCase(text, text, figures)
     for text in CONSTRAINTS:
         constraint = Constraint.parse(text, VALUES)
         can_be = constraint.lhs(_quantity).can_be(constraint.sign, constraint.rhs(_quantity))
@@ -97,18 +97,18 @@ def layout_cases() -> Iterator[StoredCase]:
     for objective in (*OBJECTIVES, "step_time_s * devices + memory_gib / 100"):
         goal = Goal.parse(problem, objective, ("memory_gib < 60",), TARIFF)
         robust = robustness(goal, predictions)
-        found = {
+        figures = {
             f"value{i}": value
             for i, value in enumerate(goal.value(goal.quantities_of(predictions)).tolist())
         }
         # Probabilities are counts of draws, of which rounding may move one.
         for name, digits in (("better", 2), ("best", 2), ("regret", 9), ("upper", 9)):
             values = np.asarray(getattr(robust, name), float).ravel().round(digits).tolist()
-            found |= {f"{name}{i}": value for i, value in enumerate(values)}
-        found |= {f"rank{i}": float(rank) for i, rank in enumerate(robust.ranks)}
+            figures |= {f"{name}{i}": value for i, value in enumerate(values)}
+        figures |= {f"rank{i}": float(rank) for i, rank in enumerate(robust.ranks)}
         for criterion in ("regret", "upper", "best"):
-            found[f"order.{criterion}.{'-'.join(map(str, robust.order(criterion)))}"] = 1.0
-        yield StoredCase(f"objective {objective}", f"objective {objective}", found)
+            figures[f"order.{criterion}.{'-'.join(map(str, robust.order(criterion)))}"] = 1.0
+        yield StoredCase(f"objective {objective}", f"objective {objective}", figures)
 
 
 def _named_cases(problem: StepProblem, prediction: Prediction) -> Iterator[StoredCase]:

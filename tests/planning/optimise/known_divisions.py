@@ -62,20 +62,22 @@ def partition_cases() -> Iterator[StoredCase]:
             )
             for recompute in (True, False):
                 result = partition_stages(problem, smaller, recompute=recompute)
-                found = {
+                figures = {
                     "step": result.step_time_s,
                     "given": result.given_s or 0.0,
                     "gap": result.gap,
                 }
-                found |= {
+                figures |= {
                     "bound": result.certificate.lower_bound_s,
                     "evaluated": float(result.evaluated),
                 }
-                found |= _words("partition", result.layout.partition or ())
-                found |= _words("kinds", result.layout.kinds or ())
-                found |= _words("recompute", result.layout.recompute_full_layers or ())
+                figures |= _words("partition", result.layout.partition or ())
+                figures |= _words("kinds", result.layout.kinds or ())
+                figures |= _words("recompute", result.layout.recompute_full_layers or ())
                 name = f"{cluster.name}, {smaller.label}, recompute={recompute}"
-                yield StoredCase(name, name, {key: value for key, value in found.items() if value})
+                yield StoredCase(
+                    name, name, {key: value for key, value in figures.items() if value}
+                )
 
 
 def size_cases() -> Iterator[StoredCase]:
@@ -88,29 +90,29 @@ def size_cases() -> Iterator[StoredCase]:
     )
     for text in ("pp=4,micro_batch=4", "pp=2,dp=8,micro_batch=2,schedule=gpipe"):
         sized = size_micro_batches(problem, Layout.parse(text))
-        found = {
+        figures = {
             "step": sized.step_time_s,
             "uniform": sized.uniform_s,
             "best": sized.best_uniform_s,
         }
-        found |= {"at": float(sized.best_uniform), "evaluated": float(sized.evaluated)} | _words(
+        figures |= {"at": float(sized.best_uniform), "evaluated": float(sized.evaluated)} | _words(
             "sizes", sized.sizes
         )
-        yield StoredCase(text, text, found)
+        yield StoredCase(text, text, figures)
     for text in ("dp=16", "pp=2,dp=4"):
         layout = Layout.parse(text)
         for name, result in (
             ("free", size_buckets(problem, layout)),
             ("filled", launchable_buckets(problem, layout)),
         ):
-            found = {
+            figures = {
                 "step": result.step_time_s,
                 "given": result.given_s,
                 "evaluated": float(result.evaluated),
             }
             for stage, buckets in enumerate(result.buckets):
-                found |= _words(f"stage{stage}", buckets)
-            yield StoredCase(f"{name} buckets, {text}", f"{name} buckets, {text}", found)
+                figures |= _words(f"stage{stage}", buckets)
+            yield StoredCase(f"{name} buckets, {text}", f"{name} buckets, {text}", figures)
 
 
 def cases() -> Iterator[StoredCase]:

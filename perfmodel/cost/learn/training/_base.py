@@ -42,10 +42,16 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     rng = np.random.default_rng(seed)
     groups, index = groups_of_samples(samples)
     rows = [np.flatnonzero(index == g) for g in range(len(groups))]
-    # four constants need no more rows than this, and least squares takes as long as there are rows
-    thinned = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
+
+    # Four constants need no more rows than this, and least squares takes as long as there are rows.
+    thinned = []
+    for rows_of_group in rows:
+        if len(rows_of_group) > _MOST_ROWS:
+            rows_of_group = rng.choice(rows_of_group, _MOST_ROWS, replace=False)
+        thinned.append(rows_of_group)
+
     constants = np.zeros((len(groups), 4))
-    # large groups first: what they say about launch floors is the prior of small ones
+    # Large groups come first: their launch floors are the prior of small ones.
     floors: dict[tuple[str, KernelKind], list[float]] = {}
     for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
         stack = samples.stacks[groups[g][0]]
