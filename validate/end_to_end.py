@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -121,10 +122,19 @@ def figures(
     return {"runs": name, "n": len(runs), "before": means[0], "after": means[1]}
 
 
-def _error_figures(errors: np.ndarray) -> tuple[float, float, float]:
-    """Mean and median absolute error and the share inside the interval, of `predicted` runs."""
+class ErrorFigures(NamedTuple):
+    """Relative errors of the predictions of some runs."""
+
+    mean_error: float
+    median_error: float
+    inside: float
+    """Share of the runs inside their 90 % intervals."""
+
+
+def _error_figures(errors: np.ndarray) -> ErrorFigures:
+    """Means over runs of what `predicted` returns for each."""
     absolute = np.abs(errors[:, 0])
-    return absolute.mean(), float(np.median(absolute)), errors[:, 1].mean()
+    return ErrorFigures(absolute.mean(), float(np.median(absolute)), errors[:, 1].mean())
 
 
 def table(rows: list[dict]) -> str:

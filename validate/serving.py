@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from studies.tables import frame_table
@@ -48,9 +48,17 @@ def compared(every: int = 1) -> pd.DataFrame:
     return table
 
 
-def predicted(row: pd.Series) -> tuple[float, float, float]:
-    """The predicted quantity of a published row, with its interval; rows without a number of
-    requests get as many as fit."""
+class PredictedFigure(NamedTuple):
+    """A predicted quantity with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def predicted(row: pd.Series) -> PredictedFigure:
+    """The predicted quantity of a published row; rows without a number of requests get as many as
+    fit."""
     settings: dict[str, Any] = {name: row[name] for name in COLUMNS}
     model, cluster, layout = (settings.pop(name) for name in COLUMNS[:3])
     server = pm.serve(model, cluster, layout, batch=int(row["batch"]) or None, **settings)
@@ -58,14 +66,16 @@ def predicted(row: pd.Series) -> tuple[float, float, float]:
     tokens = server.requests.batch * server.requests.output_tokens
     match row["quantity"]:
         case "tokens_per_s_per_device":
-            return server.tokens_per_s_per_device, low / server.devices, high / server.devices
+            return PredictedFigure(
+                server.tokens_per_s_per_device, low / server.devices, high / server.devices
+            )
         # The time of a whole batch of requests; a low rate is its high end.
         case "latency_s":
-            return tokens / server.tokens_per_s, tokens / high, tokens / low
+            return PredictedFigure(tokens / server.tokens_per_s, tokens / high, tokens / low)
         case "ttft_s":
-            return server.ttft_s, *server.ttft_interval_s
+            return PredictedFigure(server.ttft_s, *server.ttft_interval_s)
         case _:
-            return server.tpot_s, *server.tpot_interval_s
+            return PredictedFigure(server.tpot_s, *server.tpot_interval_s)
 
 
 def published() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perfmodel.emulate._clock import Core
 from perfmodel.emulate._launch import Emulation, emulate
@@ -142,9 +142,9 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
     for kind in kinds.split(","):
         for nbytes in map(int, sizes.split(",")):
             call = _call(dist, torch, kind, nbytes)
-            time_s, core_s, copies_per_s = _timed(dist, torch, call, int(calls), random, core)
-            rows.append([kind, dist.get_world_size(), nbytes, time_s, core_s])
-            rates.append(copies_per_s)
+            timed = _timed(dist, torch, call, int(calls), random, core)
+            rows.append([kind, dist.get_world_size(), nbytes, timed.time_s, timed.core_s])
+            rates.append(timed.copies_per_s)
     jitter = _jitter(dist, torch)
     if dist.get_rank() == 0:
         Path(out).write_text(
@@ -182,11 +182,21 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
     return calls[kind]
 
 
+class _CallTimes(NamedTuple):
+    """Times of a collective on this rank."""
+
+    time_s: float
+    """Mean seconds of a call, counted from the last rank's arrival."""
+    core_s: float
+    """Mean processor time of the calls in which this rank was the last."""
+    copies_per_s: float
+    """Median speed of the core."""
+
+
 def _timed(
     dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
-) -> tuple[float, float, float]:
-    """Mean seconds of a call, counted from the last rank's arrival; of the core, if this rank is
-    the last; and the core's speed."""
+) -> _CallTimes:
+    """Time a collective again and again between computations, as in training."""
     matrix = torch.ones(256, 256)
     memory = torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
@@ -215,7 +225,7 @@ def _timed(
             if last_s == start_s:
                 cores_s.append(core_s)
             rates.append(core.copies_per_s())
-    return _mean(times_s), _mean(cores_s or [0.0]), median(rates)
+    return _CallTimes(_mean(times_s), _mean(cores_s or [0.0]), median(rates))
 
 
 def _jitter(dist: Any, torch: Any) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,6 +12,14 @@ from perfmodel.ir._function import Function, instruction_devices
 from perfmodel.ir._instruction import Tensor
 from perfmodel.ir.ops import OPS
 from perfmodel.ops import Collective
+
+
+class _InstructionCost(NamedTuple):
+    """Work of one instruction."""
+
+    flops: float
+    kernel_bytes: float
+    collective_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +39,7 @@ def work(function: Function) -> Work:
     # work once.
     types = function.types
     total = np.zeros((3, function.n_devices))
-    known: dict[tuple[object, ...], tuple[float, float, float]] = {}
+    known: dict[tuple[object, ...], _InstructionCost] = {}
     for instruction, group in zip(
         function.instructions, instruction_devices(function), strict=True
     ):
@@ -50,8 +59,8 @@ def work(function: Function) -> Work:
 
 def _cost_of_instruction(
     op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: dict[str, object]
-) -> tuple[float, float, float]:
-    """Return FLOPs, bytes of kernels and bytes of collectives of one instruction."""
+) -> _InstructionCost:
+    """Add up the work of one instruction's kernels and collectives."""
     flops = traffic = moved_bytes = 0.0
     for event in OPS[op].work(inputs, outputs, attributes):
         if isinstance(event, Collective):
@@ -59,7 +68,7 @@ def _cost_of_instruction(
         else:
             flops += event.flops
             traffic += event.bytes
-    return flops, traffic, moved_bytes
+    return _InstructionCost(flops, traffic, moved_bytes)
 
 
 @dataclass(frozen=True, eq=False)

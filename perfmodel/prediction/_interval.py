@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -121,17 +122,23 @@ def _events_beyond_runs(
     return [(name, value / GAUSS_90) for name, value in share.items()]
 
 
+class SharedErrors(NamedTuple):
+    """Standard deviations of the logs of layouts' step times, by source of error."""
+
+    sources: list[str]
+    """Names of the sources that all layouts share."""
+    shared_sd: Float[np.ndarray, "layouts sources"]
+    noise_sd: Float[np.ndarray, " layouts"]
+    """Standard deviations from run-to-run noise, which layouts do not share."""
+
+
 def shared_errors(
     predictions: Sequence[Prediction | Mapping[str, float]],
-) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
+) -> SharedErrors:
     """Errors shared by layouts, and run-to-run noise.
 
     Args:
         predictions: predictions of the layouts, or their `Uncertainty.by_source`.
-
-    Returns:
-        Names of the shared sources; standard deviations of each layout's log step time from them;
-        those from noise.
     """
     by_layout = [p.uncertainty.by_source if isinstance(p, Prediction) else p for p in predictions]
     names = sorted(set().union(*by_layout) - {NOISE})
@@ -139,7 +146,7 @@ def shared_errors(
     for layout, sources in enumerate(by_layout):
         shared[layout] = [sources.get(name, 0.0) for name in names]
     noise = np.array([sources.get(NOISE, 0.0) for sources in by_layout])
-    return names, shared, noise
+    return SharedErrors(names, shared, noise)
 
 
 @dataclass(frozen=True, eq=False)

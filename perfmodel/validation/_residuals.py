@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -200,11 +200,20 @@ def explain_cases(
     ]
 
 
+class _MeasuredNeighbour(NamedTuple):
+    """A measured event near a predicted one; empty if there is none."""
+
+    label: str = ""
+    time_us: float | None = None
+    doublings: float | None = None
+    """Distance: the sum over all sizes of how many doublings they are apart."""
+
+
 def _nearest_measured_row(
     op: Op, device: Device, tables: Sequence[pd.DataFrame]
-) -> tuple[str, float | None, float | None]:
-    """Label, microseconds and distance of the measured event nearest to a given one."""
-    best: tuple[str, float | None, float | None] = ("", None, None)
+) -> _MeasuredNeighbour:
+    """The measured event nearest to a given one."""
+    best = _MeasuredNeighbour()
     for table in tables:
         # Compare with the same device, family, operator and pass only.
         candidates: Any = table[_is_device(table["device"], device)]
@@ -232,11 +241,11 @@ def _nearest_measured_row(
         shape = candidates[names].astype(float).replace(0, np.nan).fillna(1.0).to_numpy()
         doublings = np.abs(np.log2(shape / np.array(list(sizes.values())))).sum(axis=1)
         nearest = int(doublings.argmin())
-        if best[2] is None or doublings[nearest] < best[2]:
+        if best.doublings is None or doublings[nearest] < best.doublings:
             label = " ".join(
                 f"{name}={value:g}" for name, value in zip(names, shape[nearest], strict=True)
             )
-            best = (
+            best = _MeasuredNeighbour(
                 label,
                 float(candidates["time_us"].iloc[nearest]),
                 float(doublings[nearest]),

@@ -5,7 +5,7 @@ context-parallel ranks.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import AdapterModule, Transformer
@@ -158,14 +158,23 @@ def projection_outputs(
     return outputs
 
 
-def projected(model: Transformer, *, heads: int, kv_heads: int) -> tuple[int, int, int]:
-    """Output elements of the projections to queries (with their gates), to keys and to values."""
+class ProjectedElements(NamedTuple):
+    """Elements of a token that attention's projections make."""
+
+    queries: int
+    """Queries with their gates."""
+    keys: int
+    values: int
+
+
+def projected(model: Transformer, *, heads: int, kv_heads: int) -> ProjectedElements:
+    """Output elements of the projections of a token to queries, keys and values."""
     attention = model.attention
     per_head = model.head_dim + attention.head_gate
     if attention.attention_gate:
         per_head += model.value_dim
     values = 0 if attention.keys_as_values else kv_heads * model.value_dim
-    return heads * per_head, kv_heads * model.head_dim, values
+    return ProjectedElements(heads * per_head, kv_heads * model.head_dim, values)
 
 
 def cross_attention(

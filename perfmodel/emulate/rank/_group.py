@@ -11,7 +11,7 @@ import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 from perfmodel.emulate.environment import Call, EmulationError
 from perfmodel.emulate.rank._effects import Effects, device_module, on_stream, type_of
 from perfmodel.emulate.rank._lane import EmulatedWork, Lane
-from perfmodel.emulate.rank._rank import Plan, Rank
+from perfmodel.emulate.rank._rank import CallPrice, Plan, Rank
 from perfmodel.emulate.runs import CollectiveNote
 
 Tensor = Any
@@ -326,14 +326,19 @@ class EmulatedGroup(_ProcessGroup):
                 )
             # Between real ranks alone the data really travel, which takes its time by itself.
             priced = emulated > 0 or rank.orders.apart
-            delay_s, *more = (
-                rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
-            )
+            price = rank.price(self.name_, call, at_once) if priced else CallPrice()
+            delay_s = price.delay_s
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             # A group of one sends nothing across a network that could be slower.
             if len(parties.ranks) > 1:
                 delay_s += rank.conditions.extra_s(call.kind, noted.iteration)
-            return Plan(start_s + late_s, delay_s, *more)
+            return Plan(
+                start_s + late_s,
+                delay_s,
+                price.core_s,
+                price.overhead_s,
+                price.core_overhead_s,
+            )
 
         # Answer the call when it is due.
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)

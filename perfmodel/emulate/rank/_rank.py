@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.emulate.environment import Call, Conditions, EnvironmentClient, Orders
 from perfmodel.emulate.runs import Record, watch_waiting
@@ -33,6 +33,19 @@ class Plan:
     over_s: float = 0.0
     """Overhead of emulating the call, to be subtracted; a queued call does not show it."""
     over_core_s: float = 0.0
+
+
+class CallPrice(NamedTuple):
+    """Times of a call that is answered by emulation, and of emulating it."""
+
+    delay_s: float = 0.0
+    """Seconds that the call takes."""
+    core_s: float = 0.0
+    """Processor time of the call."""
+    overhead_s: float = 0.0
+    """Seconds that emulating the call takes."""
+    core_overhead_s: float = 0.0
+    """Processor time that emulating the call takes."""
 
 
 class Rank:
@@ -109,11 +122,11 @@ class Rank:
         """
         return 0.0 if self._trial else self.orders.copies_per_s
 
-    def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
-        """Return the seconds of a call, of its core, and of emulating both."""
+    def price(self, group: str, call: Call, at_once: bool) -> CallPrice:
+        """The seconds of a call, and what emulating it takes by itself."""
         if self._trial:
-            return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
-        return *self.environment.price(group, call), *self._overhead[at_once]
+            return CallPrice(_TRIAL_S, _TRIAL_CORE_S)
+        return CallPrice(*self.environment.price(group, call), *self._overhead[at_once])
 
     def fail(self, error: Exception) -> None:
         """Report a failure to the environment, which also ends the other ranks."""

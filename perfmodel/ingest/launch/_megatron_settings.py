@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import as_list
@@ -115,18 +115,26 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     return Rule(keys=(name,), read=read, write=write)
 
 
-def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:
-    """Granularity, method and number of layers for a layout's recomputation; reading them back
-    shows what they cannot express."""
+class RecomputeSettings(NamedTuple):
+    """Megatron's three settings of recomputation; None for one that is left out."""
+
+    granularity: str | None = None
+    method: str | None = None
+    layers: int | None = None
+
+
+def recompute_settings(fields: Fields) -> RecomputeSettings:
+    """Megatron's settings for a layout's recomputation; reading them back shows what they cannot
+    express."""
     # `uniform` with groups of one layer keeps each layer's input, as full recompute means here.
     full_layers = fields.get("recompute_full_layers")
     if fields["recompute"] == "full":
-        return "full", "uniform", 1
+        return RecomputeSettings("full", "uniform", 1)
     if full_layers and len(set(full_layers)) == 1 and full_layers[0] > 0:
-        return "full", "block", full_layers[0]
+        return RecomputeSettings("full", "block", full_layers[0])
     if fields["recompute"] == "selective":
-        return "selective", None, None
-    return None, None, None
+        return RecomputeSettings("selective")
+    return RecomputeSettings()
 
 
 def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:

@@ -1,7 +1,7 @@
 """Training under a schedule's weight versions: loss against predicted wall-clock time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -191,9 +191,20 @@ def update_times(
     return np.max(by_device, axis=0)
 
 
+class MiniBatches(NamedTuple):
+    """Data by micro-batch, as a schedule takes them."""
+
+    per_step: int
+    """Micro-batches between two updates."""
+    inputs: np.ndarray
+    targets: np.ndarray
+    passes: PassTimes
+    """Times of the passes of one micro-batch."""
+
+
 def as_mini_batches(
     name: str, per_step: int, inputs: np.ndarray, targets: np.ndarray, passes: PassTimes
-) -> tuple[int, np.ndarray, np.ndarray, PassTimes]:
+) -> MiniBatches:
     """Regroup micro-batches for a schedule that updates after every one of them (PipeDream).
 
     Each mini-batch becomes one micro-batch, which takes as long as its micro-batches did. Other
@@ -203,7 +214,7 @@ def as_mini_batches(
     # Asked on a small case (two steps of two micro-batches): does this schedule update after every
     # micro-batch?
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
-        return per_step, inputs, targets, passes
+        return MiniBatches(per_step, inputs, targets, passes)
     inputs = inputs[: len(inputs) // per_step * per_step]
     targets = targets[: len(targets) // per_step * per_step]
     inputs = inputs.reshape(-1, per_step * inputs.shape[1], *inputs.shape[2:])
@@ -214,7 +225,7 @@ def as_mini_batches(
         per_step * passes.backward_weight_s,
         transfer_s=per_step * passes.transfer_s,
     )
-    return 1, inputs, targets, mini_batch_passes
+    return MiniBatches(1, inputs, targets, mini_batch_passes)
 
 
 def teacher_data(

@@ -139,7 +139,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     # cannot.
     observations = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
-        names = shared_errors(predictions)[0]
+        names = shared_errors(predictions).sources
         observations += [
             _profile(run, names, site_prior) for run in observations if run.kind == "run"
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -329,11 +329,20 @@ def balanced(
     return costs.layouts(base, costs.exact(base, batch.spec.micro_batches, limit=1)), least_s
 
 
-def _space(
-    problem: StepProblem, layout: Layout, recompute: bool
-) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
-    """The layout with its explicit partition, the base layouts of all other partitions, and the
-    costs of stages on each base by recompute; no costs where dynamic programming does not apply."""
+class _PartitionSpace(NamedTuple):
+    """Partitions of a layout's blocks into stages."""
+
+    partitioned: Layout
+    """The layout with its own partition written out."""
+    bases: list[Layout]
+    """Layouts whose partitions are tried, one per recompute mode."""
+    costs: dict[str, KindCosts]
+    """Costs of stages on each base, by recompute mode; empty where dynamic programming does not
+    apply."""
+
+
+def _space(problem: StepProblem, layout: Layout, recompute: bool) -> _PartitionSpace:
+    """The partitions of a layout among which the best one is looked for."""
     (batch,) = layout_batches(problem, [layout])
     if batch.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
@@ -347,12 +356,9 @@ def _space(
     # Dynamic programming needs the cost of a stage to depend on its own layers only, which fails
     # where a rank holds several stages or layers to recompute are prescribed.
     if not one_stage_per_rank(batch) or (layout.recompute_full_layers is not None and not free):
-        return partitioned, bases, {}
-    return (
-        partitioned,
-        bases,
-        {base.recompute: _kind_costs(problem, base, recompute_to_fit=free) for base in bases},
-    )
+        return _PartitionSpace(partitioned, bases, {})
+    costs = {base.recompute: _kind_costs(problem, base, recompute_to_fit=free) for base in bases}
+    return _PartitionSpace(partitioned, bases, costs)
 
 
 def _certificate(
