@@ -58,30 +58,39 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     Args:
         combines: see `ProgramSpec.combines_passes`.
     """
-    s = schedule
-    variants = variants_of(s, combines)
-    shape = (2 * s.devices, len(variants.table), s.n_stages)
+    variants = variants_of(schedule, combines)
+    shape = (2 * schedule.devices, len(variants.table), schedule.n_stages)
     # Variant and stage of every instruction as one number, by which passes are counted.
-    code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
+    code = np.ravel_multi_index((variants.of_pass, schedule.instruction_stage), shape[1:])
     passes = np.zeros((shape[0], shape[1] * shape[2], 3))
-    sends = np.zeros((shape[0], 2, s.n_stages))
+    sends = np.zeros((shape[0], 2, schedule.n_stages))
 
     # The rank's own passes.
-    first = s.offsets[:-1]
-    last = s.offsets[1:] - 1
-    leave = _last_input_gradient(s)
-    _add_stretches(passes, s, code, np.tile(first, 2), np.concatenate([leave, last]))
+    first = schedule.offsets[:-1]
+    last = schedule.offsets[1:] - 1
+    leave = _last_input_gradient(schedule)
+    _add_stretches(passes, schedule, code, np.tile(first, 2), np.concatenate([leave, last]))
 
     # The way of a micro-batch to the rank's first pass, and for the first path the way of its
     # gradient back.
-    path = np.arange(2 * s.devices)
-    _walk(passes, sends, s, code, np.tile(first, 2), s.dependencies.upstream, path)
-    end = _walk(passes, sends, s, code, leave, _gradient_of_stage_before(s), path[: s.devices])
+    path = np.arange(2 * schedule.devices)
+    _walk(passes, sends, schedule, code, np.tile(first, 2), schedule.dependencies.upstream, path)
+    end = _walk(
+        passes,
+        sends,
+        schedule,
+        code,
+        leave,
+        _gradient_of_stage_before(schedule),
+        path[: schedule.devices],
+    )
 
     # Where that way ends, the rank there still has its remaining passes before it.
     changed_lanes = np.flatnonzero(end != leave)
     stretch = np.zeros_like(passes[: len(changed_lanes)])
-    _add_stretches(stretch, s, code, end[changed_lanes] + 1, last[s.device[end[changed_lanes]]])
+    _add_stretches(
+        stretch, schedule, code, end[changed_lanes] + 1, last[schedule.device[end[changed_lanes]]]
+    )
     passes[changed_lanes] += stretch
     return Paths(
         passes.reshape(*shape, 3), sends, variants.table, np.zeros((*shape, 3)), np.zeros(shape[0])
@@ -95,10 +104,9 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
         steps: number of steps of the longer stream.
         combines: see `ProgramSpec.combines_passes`.
     """
-    s = schedule
-    start = _end_of_walk(s.offsets[:-1], s.dependencies.upstream)
-    end = _end_of_walk(_last_input_gradient(s), _gradient_of_stage_before(s))
-    round_trip = np.flatnonzero(s.device[start] == s.device[end])
+    start = _end_of_walk(schedule.offsets[:-1], schedule.dependencies.upstream)
+    end = _end_of_walk(_last_input_gradient(schedule), _gradient_of_stage_before(schedule))
+    round_trip = np.flatnonzero(schedule.device[start] == schedule.device[end])
     paths = flushed_paths(schedule, combines).only(round_trip)
     return replace(paths, cycle=np.full(len(round_trip), steps // 2, float))
 
@@ -125,26 +133,31 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
     Args:
         combines: see `ProgramSpec.combines_passes`.
     """
-    s = schedule
-    variants = variants_of(s, combines)
-    shape = (s.devices, len(variants.table), s.n_stages)
-    code = np.ravel_multi_index((variants.of_pass, s.instruction_stage), shape[1:])
+    variants = variants_of(schedule, combines)
+    shape = (schedule.devices, len(variants.table), schedule.n_stages)
+    code = np.ravel_multi_index((variants.of_pass, schedule.instruction_stage), shape[1:])
     passes, transit = np.zeros((2, shape[0], shape[1] * shape[2], 3))
-    sends = np.zeros((shape[0], 2, s.n_stages))
-    first = s.offsets[:-1]
-    last = s.offsets[1:] - 1
-    _add_stretches(passes, s, code, first, last)
-    every_device = np.arange(s.devices)
-    _walk(transit, sends, s, code, first, s.dependencies.upstream, every_device)
+    sends = np.zeros((shape[0], 2, schedule.n_stages))
+    first = schedule.offsets[:-1]
+    last = schedule.offsets[1:] - 1
+    _add_stretches(passes, schedule, code, first, last)
+    every_device = np.arange(schedule.devices)
+    _walk(transit, sends, schedule, code, first, schedule.dependencies.upstream, every_device)
     _walk(
-        transit, sends, s, code, _last_input_gradient(s), _gradient_of_stage_before(s), every_device
+        transit,
+        sends,
+        schedule,
+        code,
+        _last_input_gradient(schedule),
+        _gradient_of_stage_before(schedule),
+        every_device,
     )
     return Paths(
         passes.reshape(*shape, 3) / steps,
         sends,
         variants.table,
         transit.reshape(*shape, 3),
-        np.zeros(s.devices),
+        np.zeros(schedule.devices),
     )
 
 
@@ -181,14 +194,13 @@ def _add_stretches(
 
 def _last_input_gradient(schedule: Schedule) -> Int[np.ndarray, " devices"]:
     """Last input gradient of every device (its last pass, if it has none)."""
-    s = schedule
-    leave = s.offsets[1:] - 1
+    leave = schedule.offsets[1:] - 1
     input_gradients = np.flatnonzero(
-        (s.phase == Phase.BACKWARD) | (s.phase == Phase.BACKWARD_INPUT)
+        (schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT)
     )
     # Instructions are in the order of each device, and of repeated indices the last one assigned
     # stays.
-    leave[s.device[input_gradients]] = input_gradients
+    leave[schedule.device[input_gradients]] = input_gradients
     return leave
 
 

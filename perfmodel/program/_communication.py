@@ -43,14 +43,14 @@ def add_transfers(
     """
     # Only passes that get their input from another device receive a transfer.
     arrivals = []
-    s = passes.schedule
-    upstream = s.dependencies.upstream
+    schedule = passes.schedule
+    upstream = schedule.dependencies.upstream
     receiver = np.flatnonzero(upstream != NEVER)
-    receiver = receiver[s.device[upstream[receiver]] != s.device[receiver]]
+    receiver = receiver[schedule.device[upstream[receiver]] != schedule.device[receiver]]
     for kind, forward in ((Kind.SEND_FORWARD, True), (Kind.SEND_BACKWARD, False)):
-        receivers = receiver[(s.phase[receiver] == Phase.FORWARD) == forward]
+        receivers = receiver[(schedule.phase[receiver] == Phase.FORWARD) == forward]
         sender = upstream[receivers]
-        stage, device = s.instruction_stage[sender], s.device[sender]
+        stage, device = schedule.instruction_stage[sender], schedule.device[sender]
         variant = passes.variants.of_transfer[sender]
 
         # A lag delays the receiver and occupies nobody.
@@ -69,8 +69,8 @@ def add_transfers(
             Stream.SEND if spec.sends == "op" else Stream.COMPUTE,
             stage,
             variant=variant,
-            micro_batch=s.micro_batch[sender],
-            key=order.key(s.slot[passes.instruction[after]], device, last_part, Around.SEND),
+            micro_batch=schedule.micro_batch[sender],
+            key=order.key(schedule.slot[passes.instruction[after]], device, last_part, Around.SEND),
         )
         builder.connect(after, sends)
         arrivals.append(Arrival(receivers, sends, 0))
@@ -96,14 +96,14 @@ def add_layer_gathers(
         optimizers: optimizer ops in a stream of steps, as `add_updates` returns them.
         arrivals: transfers that ops wait for.
     """
-    s = passes.schedule
+    schedule = passes.schedule
     ahead = spec.gathers_ahead
 
     # The ops that use weights; k counts them on each device within a step. A weight gradient uses
     # only activations and gradients.
-    uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
+    uses = np.flatnonzero((schedule.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
-    device, step = s.device[used_by], s.updates_before[used_by]
+    device, step = schedule.device[used_by], schedule.updates_before[used_by]
     index = np.arange(len(uses))
     begins = (np.diff(device, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     start = np.maximum.accumulate(np.where(begins, index, 0))
@@ -115,23 +115,23 @@ def add_layer_gathers(
     # queues as if it were one op ahead, though it may start earlier when the stream is idle.
     queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
     queued_before = uses[start + np.maximum(k - queued, 0)]
-    slot = s.slot[passes.instruction[queued_before]]
+    slot = schedule.slot[passes.instruction[queued_before]]
     key = np.where(
         k < queued,
         order.place_key(slot, device, k),
         order.key(slot, device, passes.part[queued_before], Around.GATHER),
     )
     gathers = np.empty(len(uses), np.int64)
-    forward = s.phase[used_by] == Phase.FORWARD
+    forward = schedule.phase[used_by] == Phase.FORWARD
     for kind, selected in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
         instruction = used_by[selected]
         gathers[selected] = builder.add(
             kind,
             device[selected],
             Stream.DATA_COMM,
-            s.instruction_stage[instruction],
+            schedule.instruction_stage[instruction],
             segment=passes.segment[uses[selected]],
-            micro_batch=s.micro_batch[instruction],
+            micro_batch=schedule.micro_batch[instruction],
             key=key[selected],
         )
     builder.connect(gathers, uses)
@@ -152,7 +152,7 @@ def add_layer_gathers(
     # In a stream of steps, the first gathers of each step wait for the previous update.
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
-        builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])
+        builder.connect(optimizers[schedule.all_updates_before[used_by[first]] - 1], gathers[first])
 
 
 def add_step_gathers(
@@ -163,21 +163,21 @@ def add_step_gathers(
 
     In a stream of steps `add_updates` adds them.
     """
-    s = passes.schedule
+    schedule = passes.schedule
     # One gather for each op of a chunk's first forward, in the order in which the device runs them.
     ops = first_forwards(passes)
-    device = s.device[passes.instruction[ops]]
-    count = np.bincount(device, minlength=s.devices)
+    device = schedule.device[passes.instruction[ops]]
+    count = np.bincount(device, minlength=schedule.devices)
     first_of_device = np.cumsum(count) - count
     place = np.arange(len(ops)) - first_of_device[device]
 
     # Before all instructions, in the order of their places.
-    key_before_all = (place - s.chunks * spec.segments) * order.devices + device
+    key_before_all = (place - schedule.chunks * spec.segments) * order.devices + device
     gathers = builder.add(
         Kind.PARAM_GATHER,
         device,
         Stream.DATA_COMM,
-        s.instruction_stage[passes.instruction[ops]],
+        schedule.instruction_stage[passes.instruction[ops]],
         segment=passes.segment[ops] if spec.segments > 1 else WHOLE,
         key=key_before_all,
     )
@@ -195,25 +195,25 @@ def add_reductions(
     that segment. A stage with replicas on several devices starts its reduction when all of them are
     ready.
     """
-    s = passes.schedule
+    schedule = passes.schedule
     overlapped = spec.grad_reduce in ("overlap", "eager_opt")
-    during_passes = overlapped or spec.reduce_every_micro_batch or s.updates.any()
+    during_passes = overlapped or spec.reduce_every_micro_batch or schedule.updates.any()
     if spec.grad_reduce == "none" or not during_passes:
         return
     # Each reduction follows the op of its own segment or, if it blocks, the whole pass.
-    after = np.flatnonzero(reduced_after(spec, s)[passes.instruction])
+    after = np.flatnonzero(reduced_after(spec, schedule)[passes.instruction])
     instruction = passes.instruction[after]
     follows = after
     if spec.grad_reduce == "end" and not spec.gathers_by_layer:
         follows = passes.end[instruction]
-    device = s.device[instruction]
-    stage = s.instruction_stage[instruction]
-    slot = s.slot[instruction]
+    device = schedule.device[instruction]
+    stage = schedule.instruction_stage[instruction]
+    slot = schedule.slot[instruction]
 
     # Replicas of a stage on several devices reduce together, once the last of them is ready.
     meeting = None
     if not spec.reduce_every_micro_batch:
-        meeting = _meetings(stage, passes.segment[after], s.replicas)
+        meeting = _meetings(stage, passes.segment[after], schedule.replicas)
     if meeting is not None:
         slot[meeting] = slot[meeting].max(axis=1, keepdims=True)
     reductions = builder.add(
@@ -222,20 +222,22 @@ def add_reductions(
         Stream.DATA_COMM,
         stage,
         segment=passes.segment[after],
-        micro_batch=s.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
+        micro_batch=schedule.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
         key=order.key(slot, device, passes.part[follows], Around.REDUCE),
     )
     builder.connect(follows, reductions)
 
     # Without overlap the device's next op waits for the reduction.
     if spec.grad_reduce == "end":
-        has_next = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
+        has_next = np.flatnonzero(
+            np.append(np.diff(schedule.device[passes.instruction]) == 0, False)
+        )
         waited_for = np.isin(follows, has_next)
         builder.connect(reductions[waited_for], follows[waited_for] + 1)
 
     # The reduction of each replica waits for the backwards of all other replicas.
     if meeting is not None:
-        for shift in range(1, s.replicas):
+        for shift in range(1, schedule.replicas):
             other_replica = np.roll(meeting, shift, axis=1)
             builder.connect(after[meeting].ravel(), reductions[other_replica].ravel())
 
@@ -282,10 +284,10 @@ def _meetings(
 
 def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder) -> None:
     """Add copies to and from host memory, on separate streams."""
-    s = passes.schedule
-    offloaded: Offloads = offloads(s)
-    device = s.device[offloaded.forward]
-    stage = s.instruction_stage[offloaded.forward]
+    schedule = passes.schedule
+    offloaded: Offloads = offloads(schedule)
+    device = schedule.device[offloaded.forward]
+    stage = schedule.instruction_stage[offloaded.forward]
     variant = passes.variants.of_transfer[offloaded.forward]
 
     # A forward's activations are copied out as soon as it ends. The forward after next waits for
@@ -297,9 +299,11 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
         Stream.OFFLOAD,
         stage,
         variant=variant,
-        micro_batch=s.micro_batch[offloaded.forward],
+        micro_batch=schedule.micro_batch[offloaded.forward],
         free=stage + 1,
-        key=order.key(s.slot[passes.instruction[ended]], device, passes.part[ended], Around.SEND),
+        key=order.key(
+            schedule.slot[passes.instruction[ended]], device, passes.part[ended], Around.SEND
+        ),
     )
     builder.connect(ended, copies_out)
     waits = offloaded.next_but_one >= 0
@@ -314,12 +318,14 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
         Stream.RELOAD,
         stage,
         variant=variant,
-        micro_batch=s.micro_batch[offloaded.forward],
+        micro_batch=schedule.micro_batch[offloaded.forward],
         alloc=stage + 1,
-        key=order.key(s.slot[overlapping], device, 0, Around.GATHER),
+        key=order.key(schedule.slot[overlapping], device, 0, Around.GATHER),
     )
     builder.connect(copies_out, back)
-    before_that = np.where(s.device[overlapping - 1] == device, passes.last[overlapping - 1], -1)
+    before_that = np.where(
+        schedule.device[overlapping - 1] == device, passes.last[overlapping - 1], -1
+    )
     builder.connect(before_that, back)
     builder.connect(back, passes.start[offloaded.backward])
 
@@ -341,20 +347,22 @@ def add_updates(
     Returns:
         The optimizer of every update, of all devices one after another.
     """
-    s = passes.schedule
-    updating = np.flatnonzero(s.updates)
-    device = s.device[updating]
-    slot, part = s.slot[updating], passes.part[passes.last[updating]]
+    schedule = passes.schedule
+    updating = np.flatnonzero(schedule.updates)
+    device = schedule.device[updating]
+    slot, part = schedule.slot[updating], passes.part[passes.last[updating]]
 
     # The first and the last stage each spend the time of the all-reduce. They do not wait for each
     # other, because in a stream of steps these devices are steps apart.
     if spec.tied_embedding:
-        ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
-        stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
+        ends = np.isin(schedule.stage[device], [0, schedule.n_stages - 1]).any(axis=1)
+        stage = np.where((schedule.stage[device] == 0).any(axis=1), 0, schedule.n_stages - 1)[ends]
         key = order.key(slot[ends], device[ends], part[ends], Around.UPDATE)
         builder.add(Kind.EMBEDDING_REDUCE, device[ends], Stream.COMPUTE, stage, key=key)
     key = order.key(slot, device, part, Around.UPDATE_END)
-    optimizers = builder.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
+    optimizers = builder.add(
+        Kind.OPTIMIZER, device, Stream.COMPUTE, schedule.stage[device, 0], key=key
+    )
 
     # An optimizer waits for the reductions since the device's last update.
     columns = builder.columns()
@@ -395,26 +403,30 @@ def _add_gathers(
     Without overlap the device waits for all of them; with overlap, each first forward waits for its
     own. The gathers and their order are the same, so that overlap only removes waits.
     """
-    s = passes.schedule
+    schedule = passes.schedule
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
 
     # The update before each use, and the device's next instruction after it. Optimizers are
     # numbered like the updates: one device after another.
-    update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
-    after_update = np.flatnonzero(s.updates)[update] + 1
-    next_instruction = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
+    update = np.where(
+        schedule.updates_before[used_by] > 0, schedule.all_updates_before[used_by] - 1, NEVER
+    )
+    after_update = np.flatnonzero(schedule.updates)[update] + 1
+    next_instruction = np.where(
+        update == NEVER, schedule.offsets[schedule.device[used_by]], after_update
+    )
 
     # Gathers before the same instruction queue in the order of their uses.
     place = np.arange(len(uses)) - np.searchsorted(next_instruction, next_instruction)
     gathers = builder.add(
         Kind.PARAM_GATHER,
-        s.device[used_by],
+        schedule.device[used_by],
         Stream.DATA_COMM,
-        s.instruction_stage[used_by],
+        schedule.instruction_stage[used_by],
         segment=passes.segment[uses],
-        key=order.place_key(s.slot[next_instruction], s.device[used_by], place),
+        key=order.place_key(schedule.slot[next_instruction], schedule.device[used_by], place),
     )
     builder.connect(gathers, uses if overlapped else passes.first[next_instruction])
     builder.connect(np.where(update == NEVER, NEVER, optimizers[update]), gathers)

@@ -79,37 +79,43 @@ class Slices:
 
 def slices(timeline: "Timeline") -> Slices:
     """All ops that take time, and all transfers, as drawable slices."""
-    s = timeline.structure
+    structure = timeline.structure
     start_s, end_s = timeline.start_s, timeline.end_s
-    on_path = np.zeros(s.n_ops, bool)
+    on_path = np.zeros(structure.n_ops, bool)
     on_path[timeline.critical_path()] = True
 
     # Ops that take time on a stream.
-    ops = np.flatnonzero((s.stream >= 0) & (end_s > start_s) & (s.kind != Kind.ZERO))
+    ops = np.flatnonzero(
+        (structure.stream >= 0) & (end_s > start_s) & (structure.kind != Kind.ZERO)
+    )
 
     # Transfers are not ops but lags of the edge to the receiver: they begin where the sender ends
     # and are drawn on the sender's device.
-    receiver, side_index = np.nonzero((s.lag > 0) & (s.pred >= 0))
-    lag_class = s.lag[receiver, side_index]
+    receiver, side_index = np.nonzero((structure.lag > 0) & (structure.pred >= 0))
+    lag_class = structure.lag[receiver, side_index]
     takes_time = timeline.durations_s[lag_class] > 0
     receiver, side_index, lag_class = (
         receiver[takes_time],
         side_index[takes_time],
         lag_class[takes_time],
     )
-    sender = s.pred[receiver, side_index]
+    sender = structure.pred[receiver, side_index]
 
     unsorted = Slices(
         start_s=np.concatenate([start_s[ops], end_s[sender]]),
         duration_s=np.concatenate([(end_s - start_s)[ops], timeline.durations_s[lag_class]]),
-        device=np.concatenate([s.device[ops], s.device[sender]]),
-        stream=np.concatenate([s.stream[ops] % N_STREAMS, np.full(len(receiver), Stream.SEND)]),
-        kind=np.concatenate([s.kind[ops], s.class_kind[lag_class]]),
-        stage=np.concatenate([s.class_stage[s.duration[ops]], s.class_stage[lag_class]]),
-        micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[receiver]]),
+        device=np.concatenate([structure.device[ops], structure.device[sender]]),
+        stream=np.concatenate(
+            [structure.stream[ops] % N_STREAMS, np.full(len(receiver), Stream.SEND)]
+        ),
+        kind=np.concatenate([structure.kind[ops], structure.class_kind[lag_class]]),
+        stage=np.concatenate(
+            [structure.class_stage[structure.duration[ops]], structure.class_stage[lag_class]]
+        ),
+        micro_batch=np.concatenate([structure.micro_batch[ops], structure.micro_batch[receiver]]),
         # A transfer counts as critical if both of its ops are.
         critical=np.concatenate([on_path[ops], on_path[receiver] & on_path[sender]]),
-        duration_class=np.concatenate([s.duration[ops], lag_class]),
+        duration_class=np.concatenate([structure.duration[ops], lag_class]),
     )
     return unsorted.select(np.lexsort((unsorted.stream, unsorted.device, unsorted.start_s)))
 

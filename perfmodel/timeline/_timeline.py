@@ -77,17 +77,17 @@ class Timeline:
         import pandas as pd
 
         # Stage and segment are those of an op's duration class.
-        s = self.structure
+        structure = self.structure
         kinds = np.array([kind.name.lower() for kind in Kind])
         streams = np.array([stream.name.lower() for stream in Stream])
         return pd.DataFrame(
             {
-                "device": s.device,
-                "stream": np.where(s.stream < 0, "", streams[s.stream % N_STREAMS]),
-                "kind": kinds[s.kind],
-                "stage": s.class_stage[s.duration],
-                "segment": s.class_segment[s.duration],
-                "micro_batch": s.micro_batch,
+                "device": structure.device,
+                "stream": np.where(structure.stream < 0, "", streams[structure.stream % N_STREAMS]),
+                "kind": kinds[structure.kind],
+                "stage": structure.class_stage[structure.duration],
+                "segment": structure.class_segment[structure.duration],
+                "micro_batch": structure.micro_batch,
                 "start_s": self.start_s,
                 "end_s": self.end_s,
             }
