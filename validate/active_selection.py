@@ -124,14 +124,14 @@ def _grids(runs: Sequence[Run]) -> list[str]:
             )
 
     # Grids of two levels per size are the corners of the range, where few points go furthest.
-    of_corners = [share for points, share in shares if points < CORNERS]
-    of_larger = [share for points, share in shares if points >= CORNERS]
-    few_at_corners = sum(share <= 1 / 3 for share in of_corners)
-    few_at_larger = sum(share <= 1 / 3 for share in of_larger)
+    corner_shares = [share for points, share in shares if points < CORNERS]
+    larger_shares = [share for points, share in shares if points >= CORNERS]
+    few_at_corners = sum(share <= 1 / 3 for share in corner_shares)
+    few_at_larger = sum(share <= 1 / 3 for share in larger_shares)
     return [
         rows_table(head, rows),
-        f"\nOurs needs at most a third of the grid's points in {few_at_larger} of {len(of_larger)} pairs of "
-        f"device and grid with {CORNERS} points or more, and in {few_at_corners} of {len(of_corners)} with "
+        f"\nOurs needs at most a third of the grid's points in {few_at_larger} of {len(larger_shares)} pairs of "
+        f"device and grid with {CORNERS} points or more, and in {few_at_corners} of {len(corner_shares)} with "
         "fewer (two levels per size: the corners of the range).",
     ]
 

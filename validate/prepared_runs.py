@@ -177,8 +177,8 @@ def overlap(row: Row) -> Row:
     if titan := re.search(r"\b(async|vanilla) tensor parallel", _text(row, "notes").lower()):
         return {"layout.tp_overlap": "true" if titan[1] == "async" else "false"}
     page = _text(row, "url_or_repo")
-    of_readme = "NVIDIA/Megatron-LM@" in page and "README performance section" in page
-    return {"layout.tp_overlap": "true"} if of_readme else {}
+    is_readme_table = "NVIDIA/Megatron-LM@" in page and "README performance section" in page
+    return {"layout.tp_overlap": "true"} if is_readme_table else {}
 
 
 def recipe(row: Row) -> Row:

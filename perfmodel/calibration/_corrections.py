@@ -121,21 +121,21 @@ def _usual_s(calls: Sequence[Call]) -> float:
 
     Delays of milliseconds in some calls, such as other work of the machine, are not the kernel's.
     """
-    of_kernel: dict[tuple, list[float]] = defaultdict(list)
+    ratios_by_kernel: dict[tuple, list[float]] = defaultdict(list)
     for number, call in enumerate(calls):
-        of_kernel[call.name, number if call.op is None else call.op].append(call.time_s)
-    return sum(len(times_s) * float(np.median(times_s)) for times_s in of_kernel.values())
+        ratios_by_kernel[call.name, number if call.op is None else call.op].append(call.time_s)
+    return sum(len(times_s) * float(np.median(times_s)) for times_s in ratios_by_kernel.values())
 
 
 def _spread_over_steps(calls: Sequence[Call]) -> float:
     """Standard error of the log of a call's usual time; 0.05 if there is only one step."""
-    of_step: dict[int, list[Call]] = defaultdict(list)
+    calls_by_step: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
-        of_step[call.step].append(call)
-    if len(of_step) < 2:
+        calls_by_step[call.step].append(call)
+    if len(calls_by_step) < 2:
         return 0.05
-    log_s = np.log([_usual_s(step_calls) for step_calls in of_step.values()])
-    return float(np.std(log_s, ddof=1) / sqrt(len(of_step)))
+    log_s = np.log([_usual_s(step_calls) for step_calls in calls_by_step.values()])
+    return float(np.std(log_s, ddof=1) / sqrt(len(calls_by_step)))
 
 
 def _link_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
@@ -232,10 +232,10 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Observ
     # Calls whose size the profile does not tell still say by which factor all of their kind are
     # off: predicted sizes, longer by the factor of their total time.
     for kind, total_s in unsized_s.items():
-        of_kind = [(total, op) for total, op in known if kind in ("", total.family)]
-        predicted_s = sum(total.predicted_s for total, _ in of_kind)
+        same_kind = [(total, op) for total, op in known if kind in ("", total.family)]
+        predicted_s = sum(total.predicted_s for total, _ in same_kind)
         factor = total_s / device_steps / max(predicted_s, 1e-300)
-        for total, op in of_kind:
+        for total, op in same_kind:
             if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
                 yield _ObservedLink(op, time_s, total.predicted_calls, _LINK_NOISE)
@@ -296,12 +296,12 @@ def _arrival_spread(problem: StepProblem, sides: SideBySide) -> Iterator[Correct
     if len(waited) < 8:
         return
     kernels_s = sum(call.time_s for call in sides.calls if call.kind == ActivityKind.COMPUTE)
-    of_devices_s = problem.site.kernel_spread(problem.cluster.device) * kernels_s / len(waited)
+    device_spread_s = problem.site.kernel_spread(problem.cluster.device) * kernels_s / len(waited)
 
     # Part of the waits comes from devices that differ in speed, which the site's own spread
     # predicts already.
     spread_s = float(np.mean(waited))
-    now_s = problem.framework.communication.collective_skew_s + of_devices_s
+    now_s = problem.framework.communication.collective_skew_s + device_spread_s
     sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
     rank_steps = sides.steps * ranks
     yield Correction(

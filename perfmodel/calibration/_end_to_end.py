@@ -347,11 +347,11 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     half = site_prior.half_width(everything)
     if abs(median_error - middle) <= half:
         return ""
-    of_sites = span(f"{expm1(middle - half):+.0%}", f"{expm1(middle + half):+.0%}")
+    usual_span = span(f"{expm1(middle - half):+.0%}", f"{expm1(middle + half):+.0%}")
     return (
         f"your runs are much {'slower' if median_error > middle else 'faster'} than comparable published ones: "
         f"{relative(expm1(median_error))} relative to the cost models (median of {len(log_errors)} "
-        f"{plural('run', len(log_errors))}), while 90 % of sites are within {of_sites}"
+        f"{plural('run', len(log_errors))}), while 90 % of sites are within {usual_span}"
     )
 
 

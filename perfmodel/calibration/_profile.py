@@ -233,7 +233,7 @@ def _report(
         sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
     )
     slowed_s = max(recorded_s - (step_s or recorded_s), 0.0)
-    of_profile = corrections(problem.unadjusted, layout, profile, bare, slowed_s)
+    profile_corrections = corrections(problem.unadjusted, layout, profile, bare, slowed_s)
     differences = [*_events(sides), *_idle(sides, profile)]
 
     # The share of the measured time whose events are predicted too: where it is low, the
@@ -248,7 +248,7 @@ def _report(
         measured_step_s=step_s or recorded_s,
         matched_share=both_s / max(measured_s, 1e-300),
         differences=tuple(sorted(differences, key=lambda d: -abs(d.effect_s))[:most]),
-        corrections=of_profile,
+        corrections=profile_corrections,
         unread=tuple(profile.unread.items()),
     )
 

@@ -88,9 +88,11 @@ class SideBySide:
 
     def matched(self, family: str) -> float:
         """Share of a family's measured seconds whose event was predicted."""
-        of_family = [total for total in self.events.values() if total.family == family]
-        of_both = sum(total.measured_s for total in of_family if total.predicted_s > 0)
-        return of_both / max(sum(total.measured_s for total in of_family), 1e-300)
+        family_totals = [total for total in self.events.values() if total.family == family]
+        measured_of_both_s = sum(
+            total.measured_s for total in family_totals if total.predicted_s > 0
+        )
+        return measured_of_both_s / max(sum(total.measured_s for total in family_totals), 1e-300)
 
 
 def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> SideBySide:

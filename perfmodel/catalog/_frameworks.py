@@ -100,10 +100,10 @@ def _version_named(name: str, year: int | None = None) -> Versions:
     if candidates is None:
         raise UnknownNameError("framework", name, _names())
     for candidate in candidates:
-        versions = _of_catalog(candidate)
+        versions = _from_catalog(candidate)
         if year is None or min(versions) <= year:
             return versions
-    return _of_catalog(candidates[-1])
+    return _from_catalog(candidates[-1])
 
 
 def _versions(content: dict[str, Any], place: str, name: str) -> Versions:
@@ -137,7 +137,7 @@ def _facts(
         if base_name == name:
             base_versions = earlier
         elif base_name in _files():
-            base_versions = _of_catalog(base_name)
+            base_versions = _from_catalog(base_name)
         if not year.isdecimal() or int(year) not in base_versions:
             raise PerfModelError(
                 f"{place}: based_on: there is no earlier version {based_on!r}; name one as NAME@YEAR"
@@ -188,10 +188,10 @@ def _names() -> MappingProxyType[str, tuple[str, ...]]:
 @cache
 def _latest_year() -> int:
     """The year of the newest version of any framework of the catalog."""
-    return max(max(_of_catalog(name)) for name in _files())
+    return max(max(_from_catalog(name)) for name in _files())
 
 
 @cache
-def _of_catalog(name: str) -> Versions:
+def _from_catalog(name: str) -> Versions:
     """The versions of one framework of the catalog."""
     return _versions(_files()[name], f"{name}.toml", name)

@@ -125,10 +125,10 @@ def show(result: "ClusterComparison", command: str) -> None:
         tokens_text = f", {samples} {unit}{in_tokens}"
     batch = batch_words(result.global_batch, result.seq_len, unit)
     console.print(f"{result.model}, {batch}{tokens_text}; {ORDERS[result.by]} first")
-    of_whole_run = ("days", "cost") if tokens else ()
+    whole_run = ("days", "cost") if tokens else ()
     energy = "MWh" if tokens else f"J/{unit.removesuffix('s')}"
     price = "$/Mtok" if unit == "tokens" else f"$/M {unit}"
-    heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, price, energy)
+    heads = ("cluster", "devices", "step", "90 % interval", *whole_run, price, energy)
 
     # Tables of `rich` would break the layout; here, each cluster has further lines below its
     # figures.
@@ -181,16 +181,16 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
             shown = run.energy_per_million_tokens_j / 1e6 * tokens
         energy = "<" * run.energy_is_bound + figure(shown, 3)
     # Days and cost are known only for a run of a stated number of tokens.
-    of_whole_run = ()
+    whole_run = ()
     if run.days is not None:
         cost = "-" if run.cost_usd is None else f"${counted(run.cost_usd)}"
-        of_whole_run = (f"{run.days:,.3g}", cost)
+        whole_run = (f"{run.days:,.3g}", cost)
     return (
         p.cluster,
         str(p.devices),
         duration(p.step_time_s),
         interval(p.step_time_lo_s, p.step_time_hi_s),
-        *of_whole_run,
+        *whole_run,
         "-"
         if run.usd_per_million_tokens is None
         else figure(run.usd_per_million_tokens * tokens, 3),

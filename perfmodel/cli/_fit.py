@@ -319,7 +319,7 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     return {
         "end_to_end": {device: fitted.to_dict() for device, fitted in fits.items()},
         "skipped_runs": skipped,
-        "assumptions": [asdict(of_run) for of_run in assumptions],
+        "assumptions": [asdict(run) for run in assumptions],
     }
 
 
@@ -418,11 +418,11 @@ def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
     runs = "1 run leaves" if len(assumptions) == 1 else f"{len(assumptions)} runs leave"
     uses = "The fit uses the framework's defaults; in brackets: how far other values would move the step time"
     say(f"{runs} settings open. {uses}")
-    for of_run in assumptions[:_SHOWN]:
-        shown = ", ".join(of_run["assumed"][:_SETTINGS_SHOWN])
-        further = len(of_run["assumed"]) - _SETTINGS_SHOWN
+    for run in assumptions[:_SHOWN]:
+        shown = ", ".join(run["assumed"][:_SETTINGS_SHOWN])
+        further = len(run["assumed"]) - _SETTINGS_SHOWN
         more = f" and {further} more" if further > 0 else ""
-        say(f"  {of_run['run']}: {shown}{more}")
+        say(f"  {run['run']}: {shown}{more}")
     if len(assumptions) > _SHOWN:
         say(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
 

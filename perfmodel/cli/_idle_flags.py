@@ -35,7 +35,7 @@ def _recomputes_selectively(arguments: argparse.Namespace) -> bool:
     return layout.recompute == "selective"
 
 
-def _of_equal_stages(arguments: argparse.Namespace) -> bool:
+def _has_equal_stages(arguments: argparse.Namespace) -> bool:
     return not arguments.model
 
 
@@ -94,13 +94,13 @@ IDLE_FLAGS: Final = (
             "transfer_s",
             "micro_batches",
         ),
-        act=_of_equal_stages,
+        act=_has_equal_stages,
         otherwise="with --model, because layout and batch determine it; leave it out",
     ),
     IdleFlags(
         commands=("schedules",),
         flags=("train", "accuracy"),
-        act=_of_equal_stages,
+        act=_has_equal_stages,
         otherwise="with --model, because --train uses its own small model; leave one of them out",
     ),
     IdleFlags(

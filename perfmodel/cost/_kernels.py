@@ -315,9 +315,9 @@ class KernelModel:
         """Predict both gradients at once by the sum of the two products, each of which is corrected
         separately."""
         backward = request.take(index)
-        of_inputs, of_weights = gradient_products(backward.rows)
-        input_times = self._predict(backward.instead(of_inputs))
-        answers.put(index, added(input_times, self._predict(backward.instead(of_weights))))
+        input_gradient, weight_gradient = gradient_products(backward.rows)
+        input_times = self._predict(backward.instead(input_gradient))
+        answers.put(index, added(input_times, self._predict(backward.instead(weight_gradient))))
 
     def _speed_up_to_reached_share(
         self, answers: Prediction, request: PriceQuery, rows: "_ProductRows"

@@ -66,12 +66,12 @@ def least_of_rows(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
 
 def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
     """Seconds of ops of any families on a device by the roofline alone (`roofline_time`)."""
-    return _of_ops(roofline_time, device, ops)
+    return _seconds_by_family(roofline_time, device, ops)
 
 
 def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
     """Lower bounds of ops' times on a device, for matrix products (`least_of_rows`)."""
-    return _of_ops(least_of_rows, device, ops)
+    return _seconds_by_family(least_of_rows, device, ops)
 
 
 def slowed_unit_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, "n"]:
@@ -141,7 +141,7 @@ def log_by_share_of_roofline(
     return np.log(np.maximum(reached_s, least_seconds(device, ops)))
 
 
-def _of_ops(
+def _seconds_by_family(
     seconds: Callable[[Figures, Rows], Float64[np.ndarray, "n"]],
     device: Device,
     ops: Sequence[KernelOp],

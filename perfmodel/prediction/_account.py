@@ -265,13 +265,13 @@ class _ClassSeconds(NamedTuple):
             problem = share.problem
             events = share.events[0]
             factor = prod(step_factors(problem, share.batch.layouts[0]))
-            parts_s = parts_s + _of_passes(share, _phase_parts) * factor
+            parts_s = parts_s + _pass_seconds(share, _phase_parts) * factor
             waits_s = waits_s + share.copy_waits_s[0] * factor
             overhead_s = overhead_s + share.only(
                 optimizer * problem.adjusted_framework.host.step_overhead_s
             )
 
-            kernels_s = _of_passes(share, _alone_s).sum(axis=1)
+            kernels_s = _pass_seconds(share, _alone_s).sum(axis=1)
             lowest_s = np.bincount(
                 events.class_index, events.times.lo_s[events.op_index], minlength=len(kind)
             )
@@ -339,7 +339,7 @@ def _step_without_s(programs: Sequence[_Program], activity: str) -> float:
     return max(sum(weighted_s), float(rank_busy_s(without).max()))
 
 
-def _of_passes(
+def _pass_seconds(
     share: NodeKindShare,
     of_phases: Callable[[StepProblem, BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
 ) -> Float[np.ndarray, "classes parts"]:

@@ -156,11 +156,13 @@ def communication_events(
             )
         if is_trained(job):
             # A pipeline rank updates all of its chunks at once: the class is of its first one.
-            of_rank = np.zeros((len(params), 1))
-            of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
+            params_of_rank = np.zeros((len(params), 1))
+            params_of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(
-                Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job, states.on_host)
+                Kind.OPTIMIZER,
+                params_of_rank,
+                lambda n, s=shards: update(n, s, job, states.on_host),
             )
     if is_trained(job) and not states.on_host and OPTIMIZERS[job.optimizer].newton_schulz:
         _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
@@ -202,9 +204,14 @@ def _add_orthogonalisation(
             for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
                 products[op] = products.get(op, 0.0) + times * blocks_of_rank[:, number]
         for op, times in products.items():
-            of_rank = np.zeros((len(counts), 1))
-            of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
-            events.add(Kind.OPTIMIZER, of_rank, lambda n, op=op: op, np.maximum(of_rank, 1.0))
+            products_of_rank = np.zeros((len(counts), 1))
+            products_of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
+            events.add(
+                Kind.OPTIMIZER,
+                products_of_rank,
+                lambda n, op=op: op,
+                np.maximum(products_of_rank, 1.0),
+            )
 
 
 def _add_sends(
@@ -266,22 +273,27 @@ def event_entries(
     classes = [np.zeros(0, np.int64)]
     numbers = [np.zeros(0, np.int64)]
     for table in events.tables:
-        of_kind = np.flatnonzero(
+        classes_of_kind = np.flatnonzero(
             (structure.class_kind == table.kind) & (structure.class_span == table.span)
         )
-        stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
+        stage, segment = (
+            structure.class_stage[classes_of_kind],
+            structure.class_segment[classes_of_kind],
+        )
 
         # Classes of one segment hold its event; those of a whole stage hold the events of all of
         # its segments.
         is_whole = segment == WHOLE
-        of_segment, of_stage = of_kind[~is_whole], of_kind[is_whole]
+        class_of_segment, class_of_stage = classes_of_kind[~is_whole], classes_of_kind[is_whole]
         segment_events = table.index[stage[~is_whole], segment[~is_whole]]
         segment_times = table.times[stage[~is_whole], segment[~is_whole]]
         stage_events = table.index[stage[is_whole]]
         stage_times = table.times[stage[is_whole]]
 
         times = np.concatenate([segment_times, stage_times.reshape(-1)])
-        holders = np.concatenate([of_segment, np.repeat(of_stage, stage_events.shape[1])])
+        holders = np.concatenate(
+            [class_of_segment, np.repeat(class_of_stage, stage_events.shape[1])]
+        )
         classes.append(np.repeat(holders, times))
         numbers.append(np.repeat(np.concatenate([segment_events, stage_events.reshape(-1)]), times))
     class_index = np.concatenate(classes)
@@ -299,8 +311,8 @@ def summed(
     if xp is not np:
         return xp.zeros(shape, values.dtype).at[..., index].add(values)
     # `np.add.at` takes three times as long as counting with weights.
-    of_lane = np.arange(prod(shape[:-1]))[:, None] * n + index
-    sums = np.bincount(of_lane.ravel(), values.ravel(), prod(shape))
+    index_of_lane = np.arange(prod(shape[:-1]))[:, None] * n + index
+    sums = np.bincount(index_of_lane.ravel(), values.ravel(), prod(shape))
     # `bincount` of nothing gives integers.
     return sums.reshape(shape).astype(values.dtype, copy=False)
 

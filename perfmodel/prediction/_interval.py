@@ -205,10 +205,10 @@ def joint_of(
         points: coordinates of the layouts.
     """
     is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
-    of_site = shared[:, is_of_site]
-    of_layouts = shared[:, ~is_of_site]
+    site_errors = shared[:, is_of_site]
+    layout_errors = shared[:, ~is_of_site]
     scales, layout_kernel = site_prior.scales, site_prior.layout_kernel
-    within = of_layouts @ of_layouts.T + layout_kernel.shared(points, points)
+    within = layout_errors @ layout_errors.T + layout_kernel.shared(points, points)
     single = layout_kernel.alone(points, points) + np.diag(noise_sd**2)
-    covariance = CovarianceTerms(of_site @ of_site.T, within, single).under(scales)
+    covariance = CovarianceTerms(site_errors @ site_errors.T, within, single).under(scales)
     return Joint(covariance, scales.weight, scales.single[:, None] * noise_sd**2)

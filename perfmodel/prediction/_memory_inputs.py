@@ -373,8 +373,10 @@ def largest_weights(shard: ShardBlocks) -> Float[np.ndarray, " blocks"]:
     largest = np.zeros(len(shard.blocks))
     for i, block in enumerate(shard.blocks):
         dense = [m * n for m, n in block.weight_shapes(experts=False)]
-        of_experts = [m * n * count for (m, n), count in block.weight_shapes(experts=True).items()]
-        largest[i] = max([*dense, *of_experts], default=0)
+        expert_elements = [
+            m * n * count for (m, n), count in block.weight_shapes(experts=True).items()
+        ]
+        largest[i] = max([*dense, *expert_elements], default=0)
     return largest
 
 

@@ -131,8 +131,8 @@ class ShardBlocks:
     def in_order(self) -> "ShardBlocks":
         """The blocks with their tensor-parallel collectives in sequence with kernels, none
         overlapped with weight gradients."""
-        of_tensor = np.array([group == "tp" for group in self.groups], bool)
-        return replace(self, overlappable=self.overlappable & ~of_tensor)
+        is_tensor_parallel = np.array([group == "tp" for group in self.groups], bool)
+        return replace(self, overlappable=self.overlappable & ~is_tensor_parallel)
 
     @property
     def tied_params(self) -> int:
@@ -269,7 +269,7 @@ def block_events(
             (`Framework.checks_collectives`).
     """
     kernel = np.array([group == "" for group in blocks.groups], bool)
-    of_tensor = np.array([group == "tp" for group in blocks.groups], bool)
+    is_tensor_parallel = np.array([group == "tp" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
 
     # A collective waits for the last of n ranks, which is sqrt(2 ln n) spreads late: the mean of
@@ -293,7 +293,8 @@ def block_events(
         kernel=kernel,
         attention=np.array([isinstance(op, Attention) for op in blocks.ops], bool),
         ring_product=ring_products,
-        in_rings=of_tensor & ~(blocks.overlappable | blocks.beside_attention | blocks.follows),
+        in_rings=is_tensor_parallel
+        & ~(blocks.overlappable | blocks.beside_attention | blocks.follows),
         overlappable=blocks.overlappable,
         beside_attention=blocks.beside_attention,
         follows=blocks.follows,

@@ -43,16 +43,14 @@ def check(schedule: Schedule) -> tuple[Problem, ...]:
     device, chunk = schedule.device, schedule.chunk
     for i, j in _pairs(
         schedule.dependencies.same_stage,
-        lambda here, there: (device[here] != device[there]) | (chunk[here] != chunk[there]),
+        lambda i, j: (device[i] != device[j]) | (chunk[i] != chunk[j]),
     ):
         message = f"{schedule[i]} must run on the same device as {schedule[j]}"
         problems.append(Problem("placement", schedule[i], message))
 
     # A device runs its instructions in order, so that waiting for a later one never ends.
     for need in schedule.waits:
-        for i, j in _pairs(
-            need, lambda here, there: (device[here] == device[there]) & (there > here)
-        ):
+        for i, j in _pairs(need, lambda i, j: (device[i] == device[j]) & (j > i)):
             message = f"{schedule[i]} comes before {schedule[j]}, on which it depends"
             problems.append(Problem("order", schedule[i], message))
     return tuple(problems) if problems else tuple(_deadlocks(schedule))
@@ -103,12 +101,18 @@ def _work(schedule: Schedule) -> list[Problem]:
 
 
 def _pairs(
-    need: Int[np.ndarray, " instructions"], wrong: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    dependency: Int[np.ndarray, " instructions"],
+    is_wrong: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Iterator[tuple[int, int]]:
-    """Problems of pairs of an instruction and its dependency for which `wrong` holds."""
-    here = np.flatnonzero(need != NEVER)
-    bad = wrong(here, need[here])
-    return zip(here[bad].tolist(), need[here[bad]].tolist(), strict=True)
+    """Each instruction with its dependency for which `is_wrong` holds.
+
+    Args:
+        dependency: the instruction that each instruction waits for; `NEVER` if for none.
+        is_wrong: tells for arrays of instructions and their dependencies which pairs are wrong.
+    """
+    dependents = np.flatnonzero(dependency != NEVER)
+    wrong = dependents[is_wrong(dependents, dependency[dependents])]
+    return zip(wrong.tolist(), dependency[wrong].tolist(), strict=True)
 
 
 def _deadlocks(schedule: Schedule) -> list[Problem]:

@@ -217,9 +217,9 @@ class Layout(Sectioned):
                 Reason.FOLDED_RANKS,
             )
         if self.dp % self.replicate or self.edp % self.replicate:
-            of_experts = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
+            expert_text = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
             raise LayoutError(
-                f"layout: replicate={self.replicate} must divide dp={self.dp}{of_experts}"
+                f"layout: replicate={self.replicate} must divide dp={self.dp}{expert_text}"
             )
 
     def _check_combinations(self) -> None:

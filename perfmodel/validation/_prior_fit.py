@@ -111,7 +111,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
                     timed += [row]
 
     # How often people keep a framework's default is counted as a separate choice.
-    counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
+    counts = count_teams([observation for observation, _ in seen] + list(_observed_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}
     teams_by_choice: dict[str, set[str]] = {choice: set() for choice in choices}
@@ -162,10 +162,10 @@ def _source_log_likelihoods(
     # A random order, so that the first rows of a table do not stand for all of it.
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     for i in order[:_TRIED]:
-        of_run = _run_log_likelihood(rows[i], priors)
-        if of_run is None:
+        run_log_likelihood = _run_log_likelihood(rows[i], priors)
+        if run_log_likelihood is None:
             continue
-        scale, log = of_run
+        scale, log = run_log_likelihood
         logs = by_scale.setdefault(scale, [])
         if len(logs) < ROWS_OF_SOURCE:
             logs.append(log)
@@ -271,7 +271,9 @@ def _default(choice: str, case: Case) -> str | None:
     return str(value)
 
 
-def _of_defaults(observations: Sequence[tuple[Observation, str | None]]) -> Iterator[Observation]:
+def _observed_defaults(
+    observations: Sequence[tuple[Observation, str | None]],
+) -> Iterator[Observation]:
     """Whether stated choices are their framework's defaults."""
     for observation, default in observations:
         if default is not None:

@@ -164,7 +164,7 @@ def fit_sustained(
     """Medians of each source with `LEAST_ROWS` or more informative runs of an architecture."""
     by_architecture: Medians = {}
     for source, medians in _medians(
-        runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress
+        runs, lambda _, case, s: _product_slowdown(case, s), unstated, "products", progress
     ):
         for architecture, median in medians.items():
             by_architecture.setdefault(architecture, {})[source] = round(median, 4)
@@ -209,7 +209,7 @@ def _medians(
         yield str(source), medians
 
 
-def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
+def _product_slowdown(case: Case, measured_s: float) -> tuple[str, float] | None:
     """Architecture and log(measured / predicted) per share of products; None if the run is no
     evidence about them, or if physics determines them (`perfmodel.cost.sustained_seconds`)."""
     if has_power_law(case.cluster.device):

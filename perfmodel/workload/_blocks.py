@@ -35,7 +35,7 @@ def blocks(model: Model, job: Job, shard: Shard) -> Blocks:
 
 
 @blocks.register
-def _of_transformer(model: Transformer, job: Job, shard: Shard) -> Blocks:
+def _transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Blocks of a transformer, the first with the encoders of a diffusion transformer."""
     latent_size = model.inputs.patches.image_size if model.inputs.patches else 0
     return with_encoders(
@@ -44,7 +44,7 @@ def _of_transformer(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 
 @blocks.register
-def _of_unet(model: UNet, job: Job, shard: Shard) -> Blocks:
+def _unet_blocks(model: UNet, job: Job, shard: Shard) -> Blocks:
     """Blocks of a U-Net, the first with the encoders of its image and text."""
     return with_encoders(
         unet_blocks(model, job, shard), model.encoders, model.latent_size, job, shard
@@ -52,7 +52,7 @@ def _of_unet(model: UNet, job: Job, shard: Shard) -> Blocks:
 
 
 @blocks.register
-def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
+def _mlp_blocks(model: Mlp, job: Job, shard: Shard) -> Blocks:
     """One block per layer; under tensor parallelism one per column- and row-parallel pair of
     layers.
 
@@ -119,7 +119,7 @@ def _of_mlp(model: Mlp, job: Job, shard: Shard) -> Blocks:
 
 
 @blocks.register
-def _of_convnet(model: ConvNet, job: Job, shard: Shard) -> Blocks:
+def _convnet_blocks(model: ConvNet, job: Job, shard: Shard) -> Blocks:
     """Blocks in execution order; equal neighbours (repeated residual units) count as one block.
 
     A residual unit ends with the layer that adds the shortcut, so that a pipeline cut between

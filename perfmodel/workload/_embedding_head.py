@@ -139,7 +139,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     if _gathers_logits(local):
         # Each rank takes its part of a gradient that all ranks have, so nothing is sent in
         # backward.
-        local = _of_whole_vocabulary(local)
+        local = _with_whole_vocabulary(local)
         logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
         pieces.append(
             Piece(forward_comm=(Comm(collective="all_gather", bytes=logits_bytes, group="tp"),))
@@ -217,8 +217,8 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         return 0.0
     seen_by_head = _seen_by_head(model, local)
     if _gathers_logits(local):
-        local = _of_whole_vocabulary(local)
-        seen_by_head = _of_whole_vocabulary(seen_by_head)
+        local = _with_whole_vocabulary(local)
+        seen_by_head = _with_whole_vocabulary(seen_by_head)
     if local.job.loss.chunked_loss:
         return _logits_at_once(seen_by_head) * local.act_bytes + _chunk_gradient_bytes(local)
 
@@ -255,7 +255,7 @@ def _gathers_logits(local: ShardSizes) -> bool:
     return local.job.loss.gathered_logits and local.tp > 1
 
 
-def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
+def _with_whole_vocabulary(local: ShardSizes) -> ShardSizes:
     """Sizes of the loss on a rank that has the logits of the whole vocabulary."""
     return replace(local, vocab=local.vocab * local.tp, shard=replace(local.shard, tp=1))
 

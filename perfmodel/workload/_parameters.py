@@ -392,11 +392,11 @@ def _attention(model: Transformer) -> tuple[int, int]:
     if model.attention.qk_norm:
         normed = ((a + kv) if model.attention.qk_norm_of_all_heads else 2) * d
     biases -= unbiased_outputs(model, heads=a, kv_heads=kv)
-    of_distances = 0
+    distance_biases = 0
     if model.attention.distances is not None:
         for name in model.attention.distances.projections:
-            of_distances += a * d * (h + has_bias(model, name))
-    weights = attention_weights(model) + biases + sinks + of_distances
+            distance_biases += a * d * (h + has_bias(model, name))
+    weights = attention_weights(model) + biases + sinks + distance_biases
     return weights, head_norm_params(model, normed)
 
 

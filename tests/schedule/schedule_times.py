@@ -11,9 +11,11 @@ def uniform(
     stages: int, forward: float, backward: float, weight: float | None = None, transfer: float = 0.0
 ) -> PassTimes:
     """Equal stages; a backward of which half, or `weight`, is the weight gradient."""
-    of_weight = backward / 2 if weight is None else weight
+    weight_gradient = backward / 2 if weight is None else weight
     ones = np.ones(stages)
-    return PassTimes(forward * ones, (backward - of_weight) * ones, of_weight * ones, transfer)
+    return PassTimes(
+        forward * ones, (backward - weight_gradient) * ones, weight_gradient * ones, transfer
+    )
 
 
 def makespan(schedule: Schedule, times: PassTimes) -> float:

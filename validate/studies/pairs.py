@@ -109,10 +109,10 @@ def choices(
     groups = []
     for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
         # Repeats of a layout are no choice: the first stands for them.
-        of_layout = {}
+        run_of_layout = {}
         for place in reversed(group["_place"].tolist()):
-            of_layout[predicted[place].at, predicted[place].log_s] = place
-        places = list(of_layout.values())[::-1]
+            run_of_layout[predicted[place].at, predicted[place].log_s] = place
+        places = list(run_of_layout.values())[::-1]
         if len(places) > 1:
             source = str(key[0])  # pyright: ignore[reportIndexIssue]
             members = [predicted[place] for place in places]
@@ -185,32 +185,32 @@ def pairs_report(groups: Sequence[Choice], apart: Sequence[str]) -> dict[str, An
     `groups`, their mean `regret`, and the least that a choice at random would have."""
     by_source = {}
     for source in dict.fromkeys(group.source for group in groups):
-        members = _of_source(groups, source)
+        members = _groups_of_source(groups, source)
         # The mean over a group is what a choice by lot is expected to lose.
         random = [
             float(np.expm1(group.measured - group.measured.min()).mean()) for group in members
         ]
-        of_pairs = reliability(members)
+        pair_reliability = reliability(members)
         by_source[source] = {
             "groups": len(members),
             "regret": float(np.mean([group.regret for group in members])),
             "random": float(np.mean(random)),
             "apart": source in apart,
-            "error": of_pairs["error"],
-            "pairs": of_pairs["pairs"],
+            "error": pair_reliability["error"],
+            "pairs": pair_reliability["pairs"],
         }
     together = [group for group in groups if group.source not in apart]
     regrets = [group.regret for group in together]
     return {
         "reliability": reliability(together),
-        "apart": {source: reliability(_of_source(groups, source)) for source in apart},
+        "apart": {source: reliability(_groups_of_source(groups, source)) for source in apart},
         "groups": len(together),
         "regret": float(np.mean(regrets)) if regrets else None,
         "sources": by_source,
     }
 
 
-def _of_source(groups: Sequence[Choice], source: str) -> list[Choice]:
+def _groups_of_source(groups: Sequence[Choice], source: str) -> list[Choice]:
     """The choices of one source."""
     return [group for group in groups if group.source == source]
 

@@ -98,7 +98,7 @@ def published_record(
     groups = choices(runs, measured_s, runs_as_predicted)
     sweep = frame.loc[playbook(frame)]
     record = cases_report(runs, predicted) | {
-        "generic": _of_generic(cases_report(sample, generic)),
+        "generic": _generic_figures(cases_report(sample, generic)),
         "skipped_files": ignored,
         "looked_at": sources_looked_at(files),
         "groups": group_means(frame),
@@ -133,7 +133,7 @@ def sources_looked_at(files: Sequence[Path | str]) -> dict[str, str]:
     return answers
 
 
-def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
+def _generic_figures(report: dict[str, Any]) -> dict[str, Any]:
     """Errors of runs predicted as `generic`, over sources and by source."""
     sources = {}
     for name, figures in report["sources"].items():

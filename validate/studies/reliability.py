@@ -115,17 +115,17 @@ def interval_scores(
         upper = np.log(hi_s / predicted_s)
     counted = np.isfinite(log_error) & np.isfinite(lower) & np.isfinite(upper)
     log_error, lower, upper = log_error[counted], lower[counted], upper[counted]
-    of_source = np.asarray(source, str)[counted]
+    sources = np.asarray(source, str)[counted]
     # Intervals of one width for all runs, from 5 % to three times either way, by trial.
     half_widths = np.linspace(0.05, 1.2, 231)
     # The best is chosen with these very runs in view: a bar that is hard to beat.
     scores = [
-        interval_score(of_source, log_error, np.full_like(lower, -half), np.full_like(upper, half))
+        interval_score(sources, log_error, np.full_like(lower, -half), np.full_like(upper, half))
         for half in half_widths
     ]
     best = int(np.argmin(scores))
     return {
-        "ours": interval_score(of_source, log_error, lower, upper),
+        "ours": interval_score(sources, log_error, lower, upper),
         "fixed": float(scores[best]),
         "fixed_ratio": float(np.exp(2 * half_widths[best])),
     }

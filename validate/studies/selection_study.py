@@ -168,12 +168,12 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
         return list(range(min(BATCH, len(rest))))
 
     # A finer grid begins anew: it has few points of the coarser one.
-    of_grids = []
+    grid_rows = []
     for ops in grids(rows, needed):
         beliefs = _believed(case, ops)
-        of_grids.append(_point(truth, beliefs, case.at(beliefs)))
+        grid_rows.append(_point(truth, beliefs, case.at(beliefs)))
     return {
-        "grid": of_grids,
+        "grid": grid_rows,
         "random": _sequence(case, truth, order, next_in_order),
         "uncertainty": _sequence(case, truth, pool, by_doubt),
         "ours": _sequence(case, truth, pool, by_weight),

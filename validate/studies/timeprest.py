@@ -257,8 +257,8 @@ def usual_table(table: pd.DataFrame) -> pd.DataFrame:
     usual = table[is_usual]
     # Users cut for speed: PipeDream's best cut is the fair one to compare at.
     best_cut = usual["layers"].iloc[int(usual["PipeDream's epochs/h"].argmax())]
-    of_best_cut = usual[usual["layers"] == best_cut]
-    return of_best_cut.sort_values("PipeDream with", ascending=False, kind="stable")
+    best_cut_rows = usual[usual["layers"] == best_cut]
+    return best_cut_rows.sort_values("PipeDream with", ascending=False, kind="stable")
 
 
 def accuracy_table(data: str) -> pd.DataFrame:
@@ -412,8 +412,8 @@ def _images_sentence(images: pd.DataFrame) -> str:
         )
     saved = []
     for name in ("vgg-16", "resnet-50"):
-        of_network = images[images["network and images"].str.startswith(name)]
-        most = of_network.iloc[int(of_network["stage 1 saves, most"].argmax())]
+        network_rows = images[images["network and images"].str.startswith(name)]
+        most = network_rows.iloc[int(network_rows["stage 1 saves, most"].argmax())]
         saved.append(f"{most['stage 1 saves, most']:.0%} on {most['network and images']}")
     sentences.append(
         f"On stage 1, where the paper saves {PAPER[1]:.0%}, at most {' and '.join(saved)} are saved."
@@ -425,17 +425,17 @@ def _faster_sentence(settings: pd.DataFrame) -> str:
     """Sentence on how many settings of the default order save time without losing memory, by link,
     and by how much."""
     sentences = []
-    of_default = settings[settings["order"] == "default"]
-    for versions, of_versions in of_default.groupby("PipeDream with", sort=False):
+    default_rows = settings[settings["order"] == "default"]
+    for versions, version_rows in default_rows.groupby("PipeDream with", sort=False):
         # Only settings that win without more memory are counted.
-        winning = of_versions[dominating(of_versions)]
+        winning = version_rows[dominating(version_rows)]
         by_link = [
             f"{int(dominating(rows).sum())} at {gbit} Gbit/s"
-            for gbit, rows in of_versions.groupby("Gbit/s")
+            for gbit, rows in version_rows.groupby("Gbit/s")
         ]
         fastest = f", by up to {winning[SPEED].max():.2f} times" if len(winning) else ""
         sentences.append(
-            f"In {len(winning)} of {len(of_versions)} settings the default order is faster than PipeDream with {versions} "
+            f"In {len(winning)} of {len(version_rows)} settings the default order is faster than PipeDream with {versions} "
             f"and needs no more memory on either stage{fastest}: {', '.join(by_link)}."
         )
     return (

@@ -169,8 +169,8 @@ class Beliefs:
             kinds, hyper = self._believed(name, rows.points)
             # Subtract the variance that the measured events explain.
             explained = rows.known.T @ columns.known
-            of_group = covariance(kinds, hyper, rows.points, columns.points) - explained
-            result[np.ix_(rows.index, columns.index)] = of_group
+            group_covariance = covariance(kinds, hyper, rows.points, columns.points) - explained
+            result[np.ix_(rows.index, columns.index)] = group_covariance
         return result
 
     def variance(self, events: Events) -> Float[np.ndarray, " events"]:

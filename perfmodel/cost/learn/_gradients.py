@@ -380,8 +380,10 @@ def _direct_preference(
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
     """The two products of `bwd` rows: input gradient and weight gradient."""
-    of_inputs, of_weights = _gradient_rule(rows).split(rows.shape, rows.columns)
-    return rows.changed(of_inputs, pass_=GRADIENTS[0]), rows.changed(of_weights, pass_=GRADIENTS[1])
+    input_gradient, weight_gradient = _gradient_rule(rows).split(rows.shape, rows.columns)
+    return rows.changed(input_gradient, pass_=GRADIENTS[0]), rows.changed(
+        weight_gradient, pass_=GRADIENTS[1]
+    )
 
 
 def whole_backward(rows: Rows) -> Rows:

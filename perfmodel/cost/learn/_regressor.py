@@ -130,20 +130,20 @@ class Regressor:
             case "by bandwidth":
                 return norm_times(request)
             case "sum":
-                of_inputs, of_weights = gradient_products(request.rows)
+                input_gradient, weight_gradient = gradient_products(request.rows)
                 return added(
-                    self._by_plans(request.instead(of_inputs)),
-                    self._by_plans(request.instead(of_weights)),
+                    self._by_plans(request.instead(input_gradient)),
+                    self._by_plans(request.instead(weight_gradient)),
                 )
             case "share":
                 backward = whole_backward(request.rows)
                 # The share is that on the most measured part of the die: on other parts it could
                 # grow while all times fall.
                 home = self._for_home_device(request)
-                of_inputs, of_weights = (
+                input_gradient, weight_gradient = (
                     self._by_plans(home.instead(rows)) for rows in gradient_products(backward)
                 )
-                both_products = added(of_inputs, of_weights)
+                both_products = added(input_gradient, weight_gradient)
                 part = self._by_plans(home)
                 return scaled(
                     self._by_plans(request.instead(backward)),

@@ -319,7 +319,7 @@ class Peer:
             begin_s,
             self._network,
             group.links,
-            lambda: self._of_rank(group, group.source, slot),
+            lambda: self._operation_of_rank(group, group.source, slot),
         )
         operation.first_s = operation.last_s = now_s
         group.operations[header.slot] = operation
@@ -327,7 +327,7 @@ class Peer:
             self._log_oldest(group)
         return operation
 
-    def _of_rank(self, group: Group, rank: int, slot: int) -> Operation | None:
+    def _operation_of_rank(self, group: Group, rank: int, slot: int) -> Operation | None:
         """The operation of another real rank of the same group; None before its first message."""
         for ring in self._groups:
             if (ring.name, ring.members, ring.rank) == (group.name, group.members, rank):

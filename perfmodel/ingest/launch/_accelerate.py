@@ -357,9 +357,11 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     file = Neighbours(folder).find(named.value)
     if file is None:
         return source, ACCELERATE
-    of_file = included_entries(read_json(file.text, str(file.path)).entries, file.path, named.line)
+    file_entries = included_entries(
+        read_json(file.text, str(file.path)).entries, file.path, named.line
+    )
     merged = dict(source.entries)
-    for key_of_file, entry in of_file.items():
+    for key_of_file, entry in file_entries.items():
         # Accelerate's own keys fill in what DeepSpeed's file leaves open.
         if entry.value != AUTO or key_of_file not in merged:
             merged[key_of_file] = entry

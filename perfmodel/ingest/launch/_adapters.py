@@ -117,9 +117,9 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     A product that is named with its parts stands for them.
     """
     if isinstance(targets, str) and _OF_PATTERN.search(targets):
-        of_pattern = _fields_of_pattern(targets)
-        if of_pattern:
-            return of_pattern
+        pattern_fields = _fields_of_pattern(targets)
+        if pattern_fields:
+            return pattern_fields
         targets = [targets]
     elif isinstance(targets, str):
         targets = targets.replace(",", " ").split()

@@ -242,7 +242,7 @@ def read_arguments(
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     neighbours = Neighbours(Path(place).parent, script.files)
     if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _of_configuration(entries["deepspeed-config"], neighbours)
+        entries |= _from_configuration(entries["deepspeed-config"], neighbours)
     entries = listed_hosts(entries, neighbours) | entries
     return Source(place=place, entries=entries, notes=tuple(notes))
 
@@ -256,8 +256,8 @@ def _program(command: Command, known: frozenset[str]) -> PurePosixPath:
 def trains_nothing(program: PurePosixPath) -> bool:
     """Whether a program converts checkpoints, generates or evaluates, by its name."""
     parts = set(program.stem.lower().replace("-", "_").split("_"))
-    of_checkpoints = program.parent.parts[-2:] == ("tools", "checkpoint")
-    return of_checkpoints or bool(parts & _TRAINS_NOT and not parts & _TRAINS)
+    converts_checkpoints = program.parent.parts[-2:] == ("tools", "checkpoint")
+    return converts_checkpoints or bool(parts & _TRAINS_NOT and not parts & _TRAINS)
 
 
 def _starts_processes_itself(command: Command) -> bool:
@@ -265,7 +265,7 @@ def _starts_processes_itself(command: Command) -> bool:
     return any(Path(word.text).name == "megatron" for word in command.argv[:1])
 
 
-def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]:
+def _from_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]:
     """ZeRO settings of DeepSpeed's JSON, if the script writes this file or it is in the same
     folder."""
     # A file that cannot be read leaves the stage open.
@@ -450,11 +450,11 @@ def command_entries(
         entries[SCRIPT] = Entry(re.sub(r"^.*[})]/", "", argv[script].text), argv[script].line)
     name = ""
     for i, word in enumerate(argv):
-        of_launcher = script is not None and i < script
+        is_launcher_flag = script is not None and i < script
         if word.text.startswith("--") and len(word.text) > 2:
             name = _in_full(_name(word.text), known)
             # Options of schedulers and containers may precede the script.
-            if of_launcher and name not in LAUNCHING:
+            if is_launcher_flag and name not in LAUNCHING:
                 name = ""
                 continue
             _, sign, value = word.text.partition("=")

@@ -233,7 +233,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     # By the program's name; else by the Trainer's own flags, which any script
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
-    argv, of_launcher = _of_accelerate(whole_argv)
+    argv, of_launcher = _without_accelerate(whole_argv)
     known = _KNOWN_OF_PROGRAMS if form is None else _KNOWN[form.name]
     flags = command_entries(_behind_containers(argv), known, _SWITCHES)
     entries = {name.replace("-", "_"): _single_valued(name, entry) for name, entry in flags.items()}
@@ -307,7 +307,7 @@ def _settings(argv: Sequence[Word]) -> dict[str, Entry]:
     return entries
 
 
-def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entry]]:
+def _without_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entry]]:
     """A command without the flags of `accelerate launch` before its program, and these flags by
     name.
 

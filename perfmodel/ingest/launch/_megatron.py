@@ -273,8 +273,10 @@ def _framework(fields: Fields, entries: Entries) -> str:
     ]
     if "use-legacy-models" in is_set:
         return "megatron-lm"
-    of_core = _OF_CORE if implementation == "local" else (*_OF_CORE, *_OF_TRANSFORMER_ENGINE)
-    has_core_setting = any(fnmatchcase(name, pattern) for name, pattern in product(is_set, of_core))
+    core_flags = _OF_CORE if implementation == "local" else (*_OF_CORE, *_OF_TRANSFORMER_ENGINE)
+    has_core_setting = any(
+        fnmatchcase(name, pattern) for name, pattern in product(is_set, core_flags)
+    )
     if implementation not in (None, "local") or has_core_setting:
         return "megatron-core"
     is_older = implementation == "local" or any(name in is_set for name in _BEFORE_CORE)

@@ -66,7 +66,7 @@ def megatron_arguments(source: Source) -> Source | None:
     if program is not None:
         stated[SCRIPT] = program
     if table.endswith("overrides."):
-        stated = _of_primus(source.entries, table) | _in_words_of_megatron(stated)
+        stated = _from_primus(source.entries, table) | _in_words_of_megatron(stated)
     return replace(source, entries=as_switches(stated), notes=(*source.notes, *notes))
 
 
@@ -187,7 +187,7 @@ def as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
     return arguments
 
 
-def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
+def _from_primus(entries: Entries, table: str) -> dict[str, Entry]:
     """Settings of a Primus file outside its overrides, and the defaults of Primus' trainer and
     models."""
     stated = dict(_PRIMUS_DEFAULTS)
@@ -203,7 +203,7 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
         entry = overridden[name]
         # Under a name that no rule knows it is reported as unread, and its words make it one about
         # the model.
-        stated[_of_named_model(name)] = replace(entry, value=str(entry.value))
+        stated[_key_of_named_model(name)] = replace(entry, value=str(entry.value))
     return stated
 
 
@@ -245,7 +245,7 @@ def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
         if changes_model and _says_the_same(key, entry.value, model):
             continue
         argument = argument_name(name)
-        arguments[_of_named_model(key) if changes_model else argument] = replace(
+        arguments[_key_of_named_model(key) if changes_model else argument] = replace(
             entry,
             value=str(entry.value) if changes_model else _argument_value(argument, entry.value),
         )
@@ -293,7 +293,7 @@ def _in_words_of_megatron(stated: Mapping[str, Entry]) -> dict[str, Entry]:
 _BRIDGE_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
-def _of_named_model(name: str) -> str:
+def _key_of_named_model(name: str) -> str:
     return f"{name.replace('_', '-')}-of-the-named-model"
 
 

@@ -71,7 +71,7 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
         ) from None
     # The catalog's entry knows more (its name, longest sequence, source), and published runs are
     # found by its name.
-    return _of_catalog(model) or model
+    return _from_catalog(model) or model
 
 
 _WITH_WIDTH_OF_HEADS: Final = ("qwen3", "gemma", "mistral-nemo", "gpt-oss", "nemotron-h")
@@ -157,7 +157,7 @@ def catalog_model(name: str) -> Model | None:
     return None
 
 
-def _of_catalog(model: Transformer) -> Model | None:
+def _from_catalog(model: Transformer) -> Model | None:
     expected = shape(model)
     same_shape = []
     for candidate in catalog.every_model():

@@ -90,7 +90,7 @@ _HARMLESS: Final = (
 
 def neox_arguments(source: Source) -> Source | None:
     """A GPT-NeoX file's entries as arguments of Megatron-DeepSpeed; None for other files."""
-    return replace(source, entries=_of_neox(source.entries)) if _is_neox(source.entries) else None
+    return replace(source, entries=_from_neox(source.entries)) if _is_neox(source.entries) else None
 
 
 def _is_neox(entries: Entries) -> bool:
@@ -104,7 +104,7 @@ def _is_neox(entries: Entries) -> bool:
     )
 
 
-def _of_neox(entries: Entries) -> dict[str, Entry]:
+def _from_neox(entries: Entries) -> dict[str, Entry]:
     """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
     # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings
     # whose values mean something else than in Megatron.

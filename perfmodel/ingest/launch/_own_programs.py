@@ -119,7 +119,7 @@ def in_words_of_trainer(
     if program is None or any(size in entries for size in _SIZES):
         return None
     if _is_alpaca(entries):
-        return _of_alpaca(names[program], entries)
+        return _from_alpaca(names[program], entries)
     if is_of_openrlhf(texts):
         entries = openrlhf_arguments(texts, entries)
     # Without one of these launchers, programs with such arguments are of every kind (torchvision's,
@@ -181,7 +181,7 @@ def _is_alpaca(entries: Mapping[str, Entry]) -> bool:
     return {"base_model", "data_path"} <= names and bool({"micro_batch_size", "cutoff_len"} & names)
 
 
-def _of_alpaca(program: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def _from_alpaca(program: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Entries of a command of alpaca-lora's kind, with the program's defaults."""
     line = entries["base_model"].line
     renamed = {name: Entry(value, line) for name, value in _ALPACA_DEFAULTS.items()}

@@ -275,7 +275,7 @@ class Calls(Expressions):
     ) -> Any:
         """The result of a method of an object from outside."""
         if owner.maker == command_line.PARSER:
-            return self._of_parser(owner, name, positional, keywords, node)
+            return self._parser_result(owner, name, positional, keywords, node)
         if name in ("append", "extend", "insert") and positional:
             added = elements_of(positional[0]) if name == "extend" else [positional[-1]]
             self.write(owner.elements, None, [*owner.elements, *(added or [])])
@@ -288,7 +288,7 @@ class Calls(Expressions):
         self._record(made.maker, made, positional, keywords, node)
         return made
 
-    def _of_parser(
+    def _parser_result(
         self,
         parser: ScriptObject,
         name: str,
@@ -332,9 +332,9 @@ class Calls(Expressions):
         self, path: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
         """The result of a function or class from outside the script."""
-        of_library = self._of_library(path, positional, keywords)
-        if of_library is not None:
-            return of_library.value
+        library_result = self._library_result(path, positional, keywords)
+        if library_result is not None:
+            return library_result.value
         for value in (called(path, positional, keywords), self.result_of(path)):
             if value is not MISSING:
                 return value
@@ -353,7 +353,7 @@ class Calls(Expressions):
         self._record(path, made, positional, keywords, node)
         return made
 
-    def _of_library(
+    def _library_result(
         self, path: str, positional: list[Any], keywords: dict[str, Any]
     ) -> "_Result | None":
         """The result of a function of Python's library that settings come from; None for others."""

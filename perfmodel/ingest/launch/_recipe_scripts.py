@@ -104,7 +104,7 @@ def recipe_script(
     run = _that_runs(followed, recipes)
     notes: list[str] = []
     if run is None:
-        unused = _of_unused_functions(followed)
+        unused = _in_unused_functions(followed)
         if not unused:
             return None
         wanted = [recipe for recipe in unused if recipe.function in arguments[:1]]
@@ -163,7 +163,7 @@ def _that_runs(followed: Followed, recipes: Sequence[_Recipe]) -> _Recipe | None
     return recipes[-1] if recipes else None
 
 
-def _of_unused_functions(followed: Followed) -> list[_Recipe]:
+def _in_unused_functions(followed: Followed) -> list[_Recipe]:
     """Recipes of functions that nothing in the script calls, such as factories of a command
     line."""
     recipes: list[_Recipe] = []

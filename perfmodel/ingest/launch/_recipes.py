@@ -124,7 +124,7 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
             f"{place}: looks like litgpt, which perfmodel does not read; give --model, --layout and so on instead"
         )
     if re.search(r"(^|[\s/])setup_experiment\.py\s", joined):
-        raise _of_performance_script(command, place)
+        raise _performance_script_error(command, place)
     if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
         return _titan
     # Others that train on Lightning have the same trainer; only NeMo's language models have
@@ -173,7 +173,7 @@ _BENCHMARK: Final = {
 scripts."""
 
 
-def _of_performance_script(command: Command, place: str) -> LaunchFileError:
+def _performance_script_error(command: Command, place: str) -> LaunchFileError:
     """The error for Megatron-Bridge's performance scripts, whose settings are in Python files."""
     texts = [word.text for word in command.argv]
     stated = []

@@ -138,11 +138,11 @@ def recognised(
     if syntax is None:
         syntax = "json" if text.lstrip().startswith("{") else "arguments"
     if syntax == "arguments":
-        recognised_file = _of_script(text, place, arguments, variables)
+        recognised_file = _from_script(text, place, arguments, variables)
     elif syntax == "python":
-        recognised_file = _of_python(text, place, arguments, variables)
+        recognised_file = _from_python(text, place, arguments, variables)
     else:
-        recognised_file = _of_configuration(text, place, syntax)
+        recognised_file = _from_configuration(text, place, syntax)
     if recognised_file is not None:
         return recognised_file
 
@@ -156,20 +156,20 @@ def recognised(
             "--model, --layout and so on"
         )
         raise LaunchFileError(f"{place}: {readable}; {remedy}")
-    of_syntax = [
+    formats_of_syntax = [
         form for form in (*FORMATS, LEVANTER, NEMO_RL, *FINETUNING) if form.syntax == syntax
     ]
     if not text.strip():
         raise LaunchFileError(f"{place}: the file is empty; give a launch file")
     needed = "; ".join(
-        f"files of {form.name} set {' or '.join(form.marks[:2])}" for form in of_syntax
+        f"files of {form.name} set {' or '.join(form.marks[:2])}" for form in formats_of_syntax
     )
     raise LaunchFileError(
         f"{place}: not a launch file that perfmodel can read ({needed}); give --model, --layout and so on instead"
     )
 
 
-def _of_script(
+def _from_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a shell script or a list of arguments; None if it has no training
@@ -179,19 +179,19 @@ def _of_script(
     flags are passed to programs of any name, so that they come last.
     """
     is_likely = may_fine_tune(text)
-    of_front_end = finetuning_command(text, place, arguments, variables) if is_likely else None
-    if of_front_end is not None:
-        return of_front_end
+    front_end_source = finetuning_command(text, place, arguments, variables) if is_likely else None
+    if front_end_source is not None:
+        return front_end_source
     with_inner_scripts = _with_words_of_inner_scripts(text, place)
-    of_maxtext = maxtext_command(with_inner_scripts, place, arguments, variables)
-    if of_maxtext is not None:
-        return of_maxtext, MAXTEXT
+    maxtext_source = maxtext_command(with_inner_scripts, place, arguments, variables)
+    if maxtext_source is not None:
+        return maxtext_source, MAXTEXT
     by_recipe = recipe_command(with_inner_scripts, place, arguments, variables)
     if by_recipe is not None:
         return by_recipe
-    of_primus = primus_command(with_inner_scripts, place, arguments, variables)
-    if of_primus is not None:
-        return of_primus, MEGATRON
+    primus_source = primus_command(with_inner_scripts, place, arguments, variables)
+    if primus_source is not None:
+        return primus_source, MEGATRON
     megatron_keys: set[str] = set()
     for rule in MEGATRON.table:
         megatron_keys |= {key for key in rule.keys if not key.startswith("sbatch")}
@@ -203,9 +203,9 @@ def _of_script(
         return source, MEGATRON
     # The command may stand in a file that the script sources.
     if not is_likely:
-        of_front_end = finetuning_command(text, place, arguments, variables)
-        if of_front_end is not None:
-            return of_front_end
+        front_end_source = finetuning_command(text, place, arguments, variables)
+        if front_end_source is not None:
+            return front_end_source
     refuse_script(text, place, arguments, variables, frozenset(megatron_keys))
     return None
 
@@ -228,37 +228,39 @@ def _with_words_of_inner_scripts(text: str, place: str) -> str:
     return "\n".join([text, *comments]) if comments else text
 
 
-def _of_python(
+def _from_python(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a Python file that changes a recipe, or of a configuration with
     assignments only."""
-    of_user = user_script(text, place, arguments, variables)
-    if of_user is not None:
-        return of_user
-    return _of_front_end(read_python(text, place))
+    user_source = user_script(text, place, arguments, variables)
+    if user_source is not None:
+        return user_source
+    return _from_front_end(read_python(text, place))
 
 
-def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
+def _from_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a front end's file; raises an error for files of unsupported tools.
 
     Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that
     they hold or name.
     """
-    of_roll = roll_settings(source)
-    if of_roll is not None:
-        return of_roll
+    roll_source = roll_settings(source)
+    if roll_source is not None:
+        return roll_source
     refuse_other_tools(source.entries, source.place)
     front_end = finetuning_format(source.entries)
-    of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
-    if of_factory is not None:
-        return of_factory, MEGATRON
+    factory_source = factory_arguments(source) if front_end is LLAMA_FACTORY else None
+    if factory_source is not None:
+        return factory_source, MEGATRON
     if front_end is None:
         return None
     return with_named_files(source, front_end, Neighbours(Path(source.place).parent))
 
 
-def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:
+def _from_configuration(
+    text: str, place: str, syntax: Syntax
+) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a file of JSON, TOML or YAML.
 
     Formats whose keys no other has come before those that share theirs, and Megatron's arguments as
@@ -272,18 +274,18 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     elif syntax == "toml":
         source = read_toml(text, place)
     else:
-        of_job = _of_job(text, place)
-        if of_job is not None:
-            return of_job
+        job_source = _from_job(text, place)
+        if job_source is not None:
+            return job_source
         source = read_yaml(text, place, folder)
 
-    of_front_end = _of_front_end(source)
-    if of_front_end is not None:
-        return of_front_end
+    front_end_source = _from_front_end(source)
+    if front_end_source is not None:
+        return front_end_source
     if syntax == "yaml":
-        of_primus = primus_overrides(source)
-        if of_primus is not None:
-            framework, settings = of_primus
+        primus_source = primus_overrides(source)
+        if primus_source is not None:
+            framework, settings = primus_source
             return (
                 torchtitan_entries(settings) if framework == "torchtitan" else (settings, MAXTEXT)
             )
@@ -291,9 +293,9 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
             if form.recognises(source.entries):
                 return source, form
     if syntax in ("json", "yaml"):
-        of_neox = neox_arguments(source)
-        if of_neox is not None:
-            return of_neox, MEGATRON
+        neox_source = neox_arguments(source)
+        if neox_source is not None:
+            return neox_source, MEGATRON
     for form in FORMATS:
         if form.syntax != syntax or not form.recognises(source.entries):
             continue
@@ -302,13 +304,13 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
         # A file of Accelerate may leave everything but the processes to one of DeepSpeed.
         return with_deepspeed_file(source, folder) if form is ACCELERATE else (source, form)
     if syntax in ("json", "yaml"):
-        of_table = megatron_arguments(source)
-        if of_table is not None:
-            return replace(of_table, entries=in_known_names(of_table.entries)), MEGATRON
+        table_source = megatron_arguments(source)
+        if table_source is not None:
+            return replace(table_source, entries=in_known_names(table_source.entries)), MEGATRON
     return None
 
 
-def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+def _from_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of what a Kubernetes manifest or a task of SkyPilot runs; None for other
     files."""
     job = job_script(text)
@@ -316,13 +318,13 @@ def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
         job = task_script(text)
     if job is None:
         return None
-    of_command = _of_script(job.text, place, (), {})
-    if of_command is None:
+    command_source = _from_script(job.text, place, (), {})
+    if command_source is None:
         raise LaunchFileError(
             f"{place}: the commands of this {job.kind} run no training that perfmodel can read; give the script that "
             "they run, or --model, --layout and so on"
         )
-    source, form = of_command
+    source, form = command_source
     if form is MAXTEXT:
         source = replace(source, entries=over_slices(source.entries, job.slices))
     # The job has the devices that all its pods or nodes request, whatever the launcher of each

@@ -64,7 +64,7 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
         if key.startswith(f"{block}.")
     }
     is_megatron = str(worker[_STRATEGY].value).startswith("megatron")
-    stated = _of_worker(source.entries, worker)
+    stated = _for_worker(source.entries, worker)
     # Its own files of DeepSpeed's settings are named by a reference, and need not lie beside the
     # file.
     doubts = tuple(doubt for doubt in source.doubts if "deepspeed_" not in doubt)
@@ -95,7 +95,7 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
     )
 
 
-def _of_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
+def _for_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
     """Model, batch, length and precision as LLaMA-Factory's keys."""
     stated = {name: worker[key] for key, name in _OWN.items() if key in worker}
     model = worker.get(

@@ -121,8 +121,8 @@ def trainer_script(
         f"{name.removesuffix('Config').removesuffix('TrainingArguments').lower()}.py", call.line
     )
     entries |= _length(followed, entries, name)
-    of_model, model, notes = _model(followed, place)
-    entries = of_model | entries | _adapters(followed)
+    model_entries, model, notes = _model(followed, place)
+    entries = model_entries | entries | _adapters(followed)
     source = Source(
         place=place, entries=entries, doubts=tuple(doubts), notes=tuple(notes), recipe_model=model
     )

@@ -25,5 +25,9 @@ def user_script(
         arguments: the script's own arguments.
         variables: environment variables of the script.
     """
-    of_recipe = recipe_script(text, place, arguments, variables)
-    return of_recipe if of_recipe is not None else trainer_script(text, place, arguments, variables)
+    recipe_source = recipe_script(text, place, arguments, variables)
+    return (
+        recipe_source
+        if recipe_source is not None
+        else trainer_script(text, place, arguments, variables)
+    )

@@ -264,9 +264,9 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     if not any(name in settings for name in _LORA_KEYS):
         return {}
     table = next(table for table in _LORA_TABLES if _has_keys_of(table, settings))
-    of_tower, four_bits, eight_bits = (is_on(settings.get(name)) for name in _QUANTIZED)
+    tower_is_quantized, four_bits, eight_bits = (is_on(settings.get(name)) for name in _QUANTIZED)
     bits = 8 if eight_bits else 0
-    if four_bits or of_tower:
+    if four_bits or tower_is_quantized:
         bits = 4
     return Adapters(
         rank=settings.get(f"{table}r", 8),

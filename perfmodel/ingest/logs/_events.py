@@ -126,9 +126,9 @@ def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
             name, least, most, only = across_ranks.groups()
             least_s[name].append(float(least or only) / 1000)
             most_s[name].append(float(most or only) / 1000)
-        of_rank = _DEEPSPEED_TIMERS.search(line)
-        if of_rank is not None:
-            for part in of_rank[1].split("|"):
+        timer_line = _DEEPSPEED_TIMERS.search(line)
+        if timer_line is not None:
+            for part in timer_line[1].split("|"):
                 name, _, value = part.partition(":")
                 seconds = number(value)
                 if seconds is not None:

@@ -105,7 +105,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
                 }
         mesh = _TITAN_MESH.search(line)
         if mesh is not None:
-            settings |= _of_mesh(mesh)
+            settings |= _from_mesh(mesh)
     # nanotron prints its configuration as one Python object over many lines.
     parallelism = _NANOTRON.search("\n".join(lines))
     if parallelism is not None:
@@ -116,7 +116,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
     return settings
 
 
-def _of_mesh(mesh: re.Match[str]) -> dict[str, int]:
+def _from_mesh(mesh: re.Match[str]) -> dict[str, int]:
     """Degrees in torchtitan's line about its device mesh: `['dp_shard', 'tp'], [8, 4]`."""
     names = [name.strip(" '\"") for name in mesh[1].split(",")]
     sizes = [int(size) for size in mesh[2].split(",") if size.strip().isdecimal()]

@@ -60,10 +60,10 @@ def duration_seconds(text: str) -> float:
             seconds += int(count) * _UNIT_S[unit]
     if clock is None:
         return seconds
-    of_clock = 0.0
+    clock_s = 0.0
     for part in clock[0].split(":"):
-        of_clock = of_clock * 60 + float(part)
-    return seconds + of_clock
+        clock_s = clock_s * 60 + float(part)
+    return seconds + clock_s
 
 
 _PROCESSES: Final = (

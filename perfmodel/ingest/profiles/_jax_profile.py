@@ -95,7 +95,7 @@ def read_xplane(path: Path) -> XplaneFile:
     # Where a device was recorded, the host's own events only launch its work.
     if not work:
         for plane in hosts:
-            work += _of_cpu(plane, path)
+            work += _from_cpu(plane, path)
     for plane in hosts:
         for line in plane.lines:
             ranges += [_range(event) for event in line.events]
@@ -188,7 +188,7 @@ def _events_of_device(number: int, plane: XPlane) -> list[DeviceEvent]:
     return events
 
 
-def _of_cpu(plane: XPlane, path: Path) -> list[DeviceEvent]:
+def _from_cpu(plane: XPlane, path: Path) -> list[DeviceEvent]:
     """XLA's own events on the host, as one stream per device regardless of the thread."""
     events = []
     for line in plane.lines:
@@ -238,12 +238,12 @@ def read_jax_traces(paths: Sequence[Path]) -> list[Activity]:
     """
     activities = []
     for position, path in enumerate(paths):
-        for activity in _of_chrome(read_chrome(path)):
+        for activity in _from_chrome(read_chrome(path)):
             activities.append(((position, activity.device), activity))
     return numbered(activities)
 
 
-def _of_chrome(trace: ChromeTrace) -> list[Activity]:
+def _from_chrome(trace: ChromeTrace) -> list[Activity]:
     # The viewer's copy of a profile has planes as processes and lines as threads, and no modules:
     # times alone.
     devices: dict[Any, int] = {}

@@ -216,7 +216,7 @@ def kineto_calls(files: Sequence[KinetoFile]) -> list[tuple[Activity, Detail]]:
         if file.device_work:
             calls_of_file = _activities_of_device(file, shift_us, number)
         else:
-            calls_of_file = _of_host(file, shift_us, number)
+            calls_of_file = _host_calls(file, shift_us, number)
         calls += [
             ((file.rank, activity.device), activity, detail) for activity, detail in calls_of_file
         ]
@@ -255,7 +255,7 @@ def _activities_of_device(
     return calls
 
 
-def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
+def _host_calls(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
     """Outermost operators that compute, and the work of the communication library's own threads."""
     around = parents_of(file.operators)
     # On a CPU operators run inside one another: the innermost that does work is counted, not those

@@ -48,8 +48,10 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
         outputs += [_name_on_rank(name, rank) for rank in range(ranks)]
     return Program(
         Function(function.name, tuple(parameters), tuple(instructions), tuple(outputs)),
-        tuple(_of_all(tensor, ranks, sharded.get(tensor.name)) for tensor in program.inputs),
-        tuple(_of_all(tensor, ranks, sharded.get(tensor.name)) for tensor in program.outputs),
+        tuple(_joined_tensor(tensor, ranks, sharded.get(tensor.name)) for tensor in program.inputs),
+        tuple(
+            _joined_tensor(tensor, ranks, sharded.get(tensor.name)) for tensor in program.outputs
+        ),
     )
 
 
@@ -87,7 +89,7 @@ def _collective_of_ranks(instruction: Instruction, ranks: int) -> Instruction:
     )
 
 
-def _of_all(tensor: GlobalTensor, ranks: int, axis: int | None) -> GlobalTensor:
+def _joined_tensor(tensor: GlobalTensor, ranks: int, axis: int | None) -> GlobalTensor:
     """A tensor and its pieces on all ranks."""
     shape = list(tensor.shape)
     if axis is not None:

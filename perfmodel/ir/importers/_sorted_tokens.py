@@ -192,13 +192,13 @@ class _Routing:
         if _name(weights) == "transpose":
             is_transposed = {axis % 3 for axis in weights.args[1:]} == {1, 2}
         if is_transposed:
-            of_rows = self._call(node, aten.index.Tensor, weights.args[0], [ids])
+            weights_of_rows = self._call(node, aten.index.Tensor, weights.args[0], [ids])
             columns = self._call(node, aten.unsqueeze.default, rows, -1)
-            product = self._call(node, aten.bmm.default, of_rows, columns)
+            product = self._call(node, aten.bmm.default, weights_of_rows, columns)
         else:
-            of_rows = self._call(node, aten.index.Tensor, weights, [ids])
+            weights_of_rows = self._call(node, aten.index.Tensor, weights, [ids])
             lines = self._call(node, aten.unsqueeze.default, rows, 1)
-            product = self._call(node, aten.bmm.default, lines, of_rows)
+            product = self._call(node, aten.bmm.default, lines, weights_of_rows)
         return self._call(node, aten.squeeze.dim, product, -1 if is_transposed else 1)
 
     def _call(self, before: Any, target: Any, *arguments: Any) -> Any:

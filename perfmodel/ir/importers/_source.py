@@ -85,22 +85,22 @@ def read_program(source: str, settings: SourceSettings | None = None) -> Program
     elif suffix == ".onnx":
         program = onnx_program(path, dims=settings.dims, values=settings.values)
     elif suffix == ".pt2":
-        program = _of_torch(_exported(path), (), Path(path).stem, settings)
+        program = _from_torch(_exported(path), (), Path(path).stem, settings)
     elif suffix == ".py" and function:
         made = loaded(Path(path), function)
         program = of_the_file(
-            Path(path), lambda: _of_function(made, function, settings), inside=True
+            Path(path), lambda: _from_function(made, function, settings), inside=True
         )
     else:
-        program = _of_catalog(source, settings)
+        program = _from_catalog(source, settings)
     if settings.ranks > 1:
-        return _of_ranks(program, source, settings)
+        return _for_ranks(program, source, settings)
     if settings.pad_vocab > 1:
         program = pad_vocabulary(program, settings.pad_vocab)
     return _in_mode(program, settings.mode)
 
 
-def _of_catalog(name: str, settings: SourceSettings) -> Program:
+def _from_catalog(name: str, settings: SourceSettings) -> Program:
     """Write a catalog model as a program."""
     try:
         model = catalog.model(name)
@@ -114,7 +114,9 @@ def _of_catalog(name: str, settings: SourceSettings) -> Program:
     )
 
 
-def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
+def _from_function(
+    made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings
+) -> Program:
     """Convert the model and arguments that a function of the user's file returned."""
     # A JAX function states no tensor axes, so they are found from the data flow; readers of graphs
     # do that themselves.
@@ -122,11 +124,11 @@ def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceS
     # A file that made a PyTorch module has imported torch; nobody else need.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        return _of_torch(model, args, name, settings)
+        return _from_torch(model, args, name, settings)
     return megatron_axes(trace_program(model, *args, name=name))
 
 
-def _of_torch(model: Any, args: tuple[Any, ...], name: str, settings: SourceSettings) -> Program:
+def _from_torch(model: Any, args: tuple[Any, ...], name: str, settings: SourceSettings) -> Program:
     """A PyTorch module, or an exported one, as a program of one device or of all ranks."""
     if settings.ranks == 1:
         return torch_program(model, args, values=settings.values, name=name)
@@ -141,7 +143,7 @@ def _of_torch(model: Any, args: tuple[Any, ...], name: str, settings: SourceSett
     )
 
 
-def _of_ranks(program: Program, source: str, settings: SourceSettings) -> Program:
+def _for_ranks(program: Program, source: str, settings: SourceSettings) -> Program:
     """A program that was read for several ranks.
 
     Raises:

@@ -179,7 +179,7 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> WorkRule:
 # gradient of each rank's own value; the gradient of what they hold alike is alike on all of them.
 
 
-def _of_sums(rule: GradientRule) -> GradientRule:
+def _for_sums(rule: GradientRule) -> GradientRule:
     """Return the gradient rule of a summing collective, in the program of one rank."""
 
     def gradient(
@@ -247,7 +247,7 @@ def _definition(
         name=name,
         infer=infer,
         work=work,
-        gradient=_of_sums(gradient) if gradient is not None else None,
+        gradient=_for_sums(gradient) if gradient is not None else None,
         shard=_shard_collective,
         partial=_sums_pass,
         collective=True,

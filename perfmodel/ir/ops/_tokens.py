@@ -58,7 +58,7 @@ def _embedding(inputs: Tensors, attributes: Values) -> Tensors:
     return (rows.with_shape((*ids.shape, rows.shape[1])),)
 
 
-def _of_first(op: str) -> GradientRule:
+def _for_first_operand(op: str) -> GradientRule:
     """Return the gradient rule of a look-up: op `op` gives the first operand's gradient; token
     numbers have none."""
     return lambda emitter, instruction, dy: (
@@ -309,7 +309,7 @@ TOKENS = table(
         name="embedding",
         infer=_embedding,
         work=_embedding_work(backward=False),
-        gradient=_of_first("embedding_grad"),
+        gradient=_for_first_operand("embedding_grad"),
         shard=_shard_embedding,
     ),
     OpDefinition(
@@ -328,7 +328,7 @@ TOKENS = table(
         name="pick",
         infer=_pick,
         work=memory_bound("row_max"),
-        gradient=_of_first("pick_grad"),
+        gradient=_for_first_operand("pick_grad"),
         shard=_shard_pick,
     ),
     OpDefinition(

@@ -178,7 +178,7 @@ def report(
             "price_source": runs[0].price_source,
             "tokens": runs[0].tokens,
             "flags": shlex.join(flags),
-            "measured_by": shlex.join(_of_calibrate(flags)),
+            "measured_by": shlex.join(_calibrate_flags(flags)),
             "launch": _launch_files_of_first(jobs, predictions, report_progress),
             "timelines": _timelines_of_first(jobs, predictions, calibration, report_progress),
             "clusters": [],
@@ -369,7 +369,7 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _of_calibrate(flags: Sequence[str]) -> list[str]:
+def _calibrate_flags(flags: Sequence[str]) -> list[str]:
     """Return a job's flags that `calibrate` also accepts, with values; a job file comes first."""
     kept_flags = []
     for flag, value in pairwise(flags):

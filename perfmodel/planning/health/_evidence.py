@@ -184,20 +184,20 @@ def likelihood(observed: Observed, fault: Fault | None, severity: Severity | Non
     if observed.jump is not None:
         return _normal(log(observed.jump) - log(step_s / observed.expected_s), _JUMP_DEVIATION)
     deviation = max(observed.deviation, _LEAST_DEVIATION)
-    of_step = _normal(log(observed.steady_s / step_s), deviation)
-    of_rest = (
-        _of_batches(observed, severity),
-        _of_compute_spread(observed, fault, severity),
-        _of_sync(observed, fault, severity),
-        _of_passes(observed, fault, severity),
-        _of_clocks(observed, fault, severity),
-        _of_timer_shares(observed, fault, severity),
-        _of_memory(observed, severity),
+    step_likelihood = _normal(log(observed.steady_s / step_s), deviation)
+    other_likelihoods = (
+        _batch_likelihood(observed, severity),
+        _spread_likelihood(observed, fault, severity),
+        _sync_likelihood(observed, fault, severity),
+        _pass_likelihood(observed, fault, severity),
+        _clock_likelihood(observed, fault, severity),
+        _timer_share_likelihood(observed, fault, severity),
+        _memory_likelihood(observed, severity),
     )
-    return of_step * prod(of_rest)
+    return step_likelihood * prod(other_likelihoods)
 
 
-def _of_batches(observed: Observed, severity: Severity | None) -> float:
+def _batch_likelihood(observed: Observed, severity: Severity | None) -> float:
     """Likelihood of the step's growth with the batch: slow links cost once a step, slow hosts and
     devices in every micro-batch."""
     if observed.batch_ratio is None or observed.expected_small_batch_s is None:
@@ -208,14 +208,14 @@ def _of_batches(observed: Observed, severity: Severity | None) -> float:
     return _heavy_tailed(log(observed.batch_ratio / expected), _BATCH_DEVIATION)
 
 
-def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def _sync_likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Likelihood of the measured seconds of reductions and gathers of weights under a fault."""
     if observed.sync_s is None:
         return 1.0
     expected_s = observed.expected_sync_s
     if severity is not None and severity.gradient_sync_s is not None:
         expected_s = severity.gradient_sync_s
-    likelihood = _of_communication(observed, expected_s, waiting_s=0.0)
+    likelihood = _communication_likelihood(observed, expected_s, waiting_s=0.0)
 
     # A rank counts its wait for a slow one as communication, unless it is the slow one itself or
     # has met the others at a barrier before, as in Megatron-LM's timers.
@@ -227,13 +227,13 @@ def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None)
         and timer.least_s == timer.most_s
     ):
         waiting_s = max(0.0, severity.step_s - observed.expected_s)
-        waits = _of_communication(observed, expected_s, waiting_s)
+        waits = _communication_likelihood(observed, expected_s, waiting_s)
         share = _WAITS_ON_ONE_RANK if observed.one_rank else 0.5
         likelihood = (1 - share) * likelihood + share * waits
     return likelihood
 
 
-def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -> float:
+def _communication_likelihood(observed: Observed, expected_s: float, waiting_s: float) -> float:
     """Likelihood of the measured reductions and gathers, if these take `expected_s` and a wait for
     a slow rank."""
     timers = observed.timers
@@ -254,7 +254,7 @@ def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -
     return _heavy_tailed(reduction, _SYNC_DEVIATION) * _heavy_tailed(gathering, _SYNC_DEVIATION)
 
 
-def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def _pass_likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Likelihood of the passes' share of the step: slow hosts and clocks lengthen passes, slow
     links the rest."""
     if observed.passes_ratio is None:
@@ -275,7 +275,7 @@ def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | Non
     return likelihood
 
 
-def _of_clocks(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def _clock_likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Likelihood of the clocks in a straggler report: low on one device, on all, or normal."""
     if observed.clocks is None or observed.clocks.least_hz <= 0:
         return 1.0
@@ -308,7 +308,7 @@ def _heavy_tailed(distance: float, deviation: float) -> float:
     return (1 - _TAIL_SHARE) * _normal(distance, deviation) + _TAIL_SHARE * wide
 
 
-def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def _spread_likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Likelihood of the spread of compute times: one slow device spreads them, other faults slow
     all ranks alike."""
     timer = observed.timers.get("compute", observed.timers.get("forward"))
@@ -321,7 +321,9 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
     return _normal(log(timer.most_s / timer.least_s) - log(slower), deviation)
 
 
-def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+def _timer_share_likelihood(
+    observed: Observed, fault: Fault | None, severity: Severity | None
+) -> float:
     """Likelihood of the timers' shares of the excess: waits for other ranks, and for data."""
     excess_s = observed.excess_s
 
@@ -335,21 +337,23 @@ def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity
         # The slow rank itself waits least: the spread of the waiting times is the excess. With a
         # barrier before each timer (Megatron-LM's default at level 1) all ranks have waited there.
         spread = (sync.most_s - sync.least_s) / excess_s
-        of_spread = _of_share(spread, 0.0)
+        spread_likelihood = _share_likelihood(spread, 0.0)
         if name == SLOW_RANK:
-            of_spread = 0.5 * (of_spread + _of_share(spread, 1.0))
-        likelihood *= of_spread
+            spread_likelihood = 0.5 * (spread_likelihood + _share_likelihood(spread, 1.0))
+        likelihood *= spread_likelihood
     data = observed.timers.get("data")
     if data is not None:
-        likelihood *= _of_share(data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0)
+        likelihood *= _share_likelihood(
+            data.most_s / excess_s, 1.0 if name == DATA_LOADING else 0.0
+        )
     return likelihood
 
 
-def _of_share(share: float, expected: float) -> float:
+def _share_likelihood(share: float, expected: float) -> float:
     return _normal(min(max(share, 0.0), 1.5) - expected, _SHARE_DEVIATION)
 
 
-def _of_memory(observed: Observed, severity: Severity | None) -> float:
+def _memory_likelihood(observed: Observed, severity: Severity | None) -> float:
     """Likelihood of the log's peak memory, which a fault that changes memory has changed."""
     if observed.peak_bytes is None or not observed.expected_peak_bytes:
         return 1.0

@@ -105,9 +105,9 @@ def _over_the_run(health: "RunHealth") -> list[str]:
         ranges = []
         for phase, timer in health.timers.items():
             # Some frameworks time one rank only, and phases that a job does not have.
-            of_ranks = span(duration(timer.least_s), duration(timer.most_s))
+            range_of_ranks = span(duration(timer.least_s), duration(timer.most_s))
             if timer.most_s > 0:
-                ranges.append(f"{phase.replace('_', ' ')} {of_ranks}")
+                ranges.append(f"{phase.replace('_', ' ')} {range_of_ranks}")
         head = "timers"
         if any(timer.least_s < timer.most_s for timer in health.timers.values()):
             head = "timers, from the fastest to the slowest rank"

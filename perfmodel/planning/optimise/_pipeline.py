@@ -63,8 +63,8 @@ class KindCosts:
         """Return the layout with each partition, recomputing as many layers as it must to fit."""
         layouts = []
         for sizes, kinds in dict.fromkeys(cuts):
-            of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
-            stage_spans = list(zip(of_stage, *spans(sizes), strict=True))
+            costs_of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
+            stage_spans = list(zip(costs_of_stage, *spans(sizes), strict=True))
 
             # Infinite costs mark stages that do not fit even with all their layers recomputed.
             if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in stage_spans):
@@ -92,7 +92,7 @@ class KindCosts:
 
         # Orders in which every kind is in one piece: each stage has the costs of one kind alone.
         for kinds in in_pieces(base.kinds):
-            fixed = _of_stages([self.of_kind[kind] for kind in kinds or ()])
+            fixed = _joined_stages([self.of_kind[kind] for kind in kinds or ()])
             cuts += [(cut.partition, kinds) for cut in _front([fixed], micro_batches)[:limit]]
         return cuts
 
@@ -139,7 +139,7 @@ class KindCosts:
         return max(least_critical_path(rank_work_s, passed, self.supply), least_s.value)
 
 
-def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
+def _joined_stages(costs: Sequence[StageCosts]) -> StageCosts:
     """Join the costs of stages on different kinds: stage s has the costs `costs[s]` of its kind."""
     columns = []
     for field in fields(StageCosts):
@@ -197,14 +197,16 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     counts = layout_batch.program.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     ranks = Counter(layout_batch.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
-    of_block = {}
+    block_s_by_kind = {}
     for on_kind in problem.kinds or (problem,):
         seconds = pass_s(on_kind, layout_batches(on_kind, layout_batch.layouts)[0])
-        of_block[on_kind.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
-    of_block = {kind: of_block[kind] for kind in ranks}
-    fastest = np.min([*of_block.values()], axis=0)
+        block_s_by_kind[on_kind.cluster.name] = np.sum(
+            [seconds[kind][0] for kind in passes], axis=0
+        )
+    block_s_by_kind = {kind: block_s_by_kind[kind] for kind in ranks}
+    fastest = np.min([*block_s_by_kind.values()], axis=0)
     slower = {}
-    for kind, seconds in of_block.items():
+    for kind, seconds in block_s_by_kind.items():
         ratio = seconds[fastest > 0] / fastest[fastest > 0]
         slower[kind] = float(ratio.min(initial=np.inf))
     once_s = float(fastest @ counts)
@@ -239,8 +241,8 @@ def passes_and_transfers_s(
     if problem.kinds:
         return least_s
     for mode in dict.fromkeys(layout.recompute for layout in layouts):
-        of_mode = [i for i, layout in enumerate(layouts) if layout.recompute == mode]
-        base = layouts[of_mode[0]].replace(partition=None, recompute_full_layers=None)
+        layouts_of_mode = [i for i, layout in enumerate(layouts) if layout.recompute == mode]
+        base = layouts[layouts_of_mode[0]].replace(partition=None, recompute_full_layers=None)
         (batch,) = layout_batches(problem, [base])
         spec = batch.spec
         terms = batch.composed[0]
@@ -259,7 +261,7 @@ def passes_and_transfers_s(
             block_s[structure.class_kind == kind] = of_kind
         durations_s = []
         possible = []
-        for i in of_mode:
+        for i in layouts_of_mode:
             try:
                 counts = stage_blocks(
                     terms.events.kinds, spec.n_stages, spec.segments, layouts[i].partition

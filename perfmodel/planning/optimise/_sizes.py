@@ -134,7 +134,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     def step_s(tried: Any) -> Float[np.ndarray, " n"]:
         """Seconds of a step under each grouping."""
         tried = np.array(tried)
-        spans_s = makespan_lanes(program, _of_sizes(constants, tried))
+        spans_s = makespan_lanes(program, _durations_of_sizes(constants, tried))
         return np.where(tried.max(axis=1) <= sizes[-1], spans_s, np.inf)
 
     # Descend by single moves from equal sizes and from those that relaxation leads to.
@@ -142,7 +142,8 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     relaxed = [tuple(map(int, end.values["batch"])) for end in relax(relaxation, steps=400).starts]
     end = descend(list(dict.fromkeys([equal, *relaxed])), _single_moves, step_s)
     best_s, equal_s = (
-        float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal]))
+        float(makespan(program, row))
+        for row in _durations_of_sizes(constants, np.array([end.best, equal]))
     )
     best_uniform = min(uniform, key=uniform.__getitem__)
     return MicroBatchResult(
@@ -202,7 +203,7 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
     return values["batch"] / values["largest"] - 1
 
 
-def _of_sizes(
+def _durations_of_sizes(
     constants: Values, sizes: Int[np.ndarray, "n micro_batches"]
 ) -> Float[np.ndarray, "n classes"]:
     """Durations for many sets of whole sizes at once, in double precision."""

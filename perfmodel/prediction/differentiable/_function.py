@@ -96,24 +96,26 @@ class Memory:
         sizes: Sequence[int],
     ) -> "Memory":
         """Collect the terms of a layout; `problems` and `steps` are the fields of `composed`."""
-        of_types = []
+        terms_of_types = []
         for i, problem in enumerate(problems):
             setting = problem.setting
-            of_sizes = []
+            terms_of_sizes = []
             for batches in steps:
                 batch = batches[i]
                 sharding = Sharding.of(batch.layouts, setting.job)
-                of_sizes.append(_MemoryTerms(setting, batch.bytes, sharding, _live(setting, batch)))
-            of_types.append(tuple(of_sizes))
-        return cls(cuts, np.array(sizes, float), tuple(of_types))
+                terms_of_sizes.append(
+                    _MemoryTerms(setting, batch.bytes, sharding, _live(setting, batch))
+                )
+            terms_of_types.append(tuple(terms_of_sizes))
+        return cls(cuts, np.array(sizes, float), tuple(terms_of_types))
 
     def bytes(self, x: StepParameters) -> Float[Array, " ranks"]:
         """Peak bytes of each rank at given parameters."""
-        of_types = []
-        for of_sizes in self.of_types:
-            by_size = jnp.stack([terms.bytes(self.cuts, x) for terms in of_sizes])
-            of_types.append(along(by_size, jnp.asarray(x.micro_batch), self.sizes))
-        in_16_bits, in_8_bits = of_types[0], of_types[-1]
+        terms_of_types = []
+        for terms_of_sizes in self.of_types:
+            by_size = jnp.stack([terms.bytes(self.cuts, x) for terms in terms_of_sizes])
+            terms_of_types.append(along(by_size, jnp.asarray(x.micro_batch), self.sizes))
+        in_16_bits, in_8_bits = terms_of_types[0], terms_of_types[-1]
         return in_16_bits + x.fp8 * (in_8_bits - in_16_bits)
 
 
@@ -148,12 +150,12 @@ def between_sizes(
 
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
     """Seconds of a step at some values of its parameters."""
-    of_programs, nominal, log_sizes = tables
+    program_tables, nominal, log_sizes = tables
     rates = jnp.log(relative_rates(x, nominal))
     # Collectives have no factor: their family is the one behind all others.
     factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
-    times = programs.times(of_programs, x, rates, factors)
-    durations = programs.durations(of_programs, x, times)
+    times = programs.times(program_tables, x, rates, factors)
+    durations = programs.durations(program_tables, x, times)
     return between_sizes(programs.step_s(durations), jnp.asarray(x.micro_batch), log_sizes)
 
 

@@ -334,10 +334,10 @@ class Programs:
             seconds = durations[self.starts[part] : self.starts[part + 1]]
             spans[self.steps[part]].append(weight * makespan(program.compiled, seconds))
             busy[self.steps[part]].append(weight * (seconds @ program.rank_count.T))
-        of_sizes = []
+        step_s_of_sizes = []
         for step_spans, step_busy in zip(spans, busy, strict=True):
             # The difference of two streams may not be shorter than the busiest rank
             # (`rank_busy_s`).
             least_s = greatest(jnp.asarray(sum(step_busy))) if len(step_busy) > 1 else -jnp.inf
-            of_sizes.append(jnp.maximum(sum(step_spans), least_s))
-        return jnp.stack(of_sizes)
+            step_s_of_sizes.append(jnp.maximum(sum(step_spans), least_s))
+        return jnp.stack(step_s_of_sizes)

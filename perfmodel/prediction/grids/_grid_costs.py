@@ -61,8 +61,8 @@ def grid_bound_s(
     order_of_shard = model.orders(grid)[1]
 
     def state_s(name: str) -> Float[np.ndarray, "pipelines shards states"]:
-        of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
-        return of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
+        seconds_of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
+        return seconds_of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
 
     # Before, after and between the passes; work between them counts once for every micro-batch of a
     # stage.
@@ -106,13 +106,13 @@ def _passes_s(
     transfers."""
     full = model.full_places(grid)
     # Pipelines with the same variants of passes have the same seconds by block.
-    of_variants: dict[Hashable, PassSeconds] = {}
+    seconds_of_variants: dict[Hashable, PassSeconds] = {}
     longest_s = []
     for pipeline, sends in zip(model.pipelines_of(grid), send_s, strict=True):
         key = (pipeline.spec.scheduler.slices, pipeline.variants.tobytes())
-        if key not in of_variants:
-            of_variants[key] = _pass_seconds(model, grid, pipeline, table)
-        longest_s.append(longest_path_s(pipeline, *of_variants[key], full, sends))
+        if key not in seconds_of_variants:
+            seconds_of_variants[key] = _pass_seconds(model, grid, pipeline, table)
+        longest_s.append(longest_path_s(pipeline, *seconds_of_variants[key], full, sends))
     return np.stack(longest_s)
 
 
@@ -132,15 +132,15 @@ def _pass_seconds(
 ) -> PassSeconds:
     """Seconds of a pipeline's passes through each block, under each recompute choice."""
     slices = pipeline.spec.scheduler.slices
-    of_variants = []
+    seconds_of_variants = []
     for row in pipeline.variants.tolist():
         variant = Variant(*row)
         times = model.times(grid, table, variant, slices)
         paired = variant.beside == PAIRED
-        of_variants.append(
+        seconds_of_variants.append(
             np.stack([t.paired.phase_s if paired else t.phase_s for t in times], axis=-1)
         )
-    phase_s = np.stack(of_variants)  # variants, blocks, phases, shards
+    phase_s = np.stack(seconds_of_variants)  # variants, blocks, phases, shards
 
     # Recomputation is a function of the phases, which it takes as the last axis.
     by_phase_s = np.moveaxis(phase_s, 2, -1)[None]

@@ -207,9 +207,11 @@ class GridModel:
 
         Axes are those of grids without pipelines: shards, recomputes, and one for states.
         """
-        of_shards = self.blocks(grid)
+        blocks_of_shards = self.blocks(grid)
         key = BlockBytesKey(
-            tuple(of_shards[place] for place in shard_places), grid.recomputes, grid.degrees.pp > 1
+            tuple(blocks_of_shards[place] for place in shard_places),
+            grid.recomputes,
+            grid.degrees.pp > 1,
         )
 
         def compute() -> BlockBytes:

@@ -119,9 +119,9 @@ class StateEvents:
         bounds_of_shapes = [
             self._bounds_of_shape(shape, time_s, resident) for shape in self._shapes
         ]
-        of_state = [resident.index(state.resident) for state in states]
+        index_of_state = [resident.index(state.resident) for state in states]
         by_name = np.array(bounds_of_shapes, float).transpose(2, 0, 1)
-        return StateSeconds(*by_name[..., of_state])
+        return StateSeconds(*by_name[..., index_of_state])
 
     def _bounds_of_shape(
         self,
@@ -373,12 +373,12 @@ class _ShapeEvents:
             seconds = seconds + np.sum([time_s[numbers] for numbers in numbers_of_group], axis=0)
         seconds = seconds * self.units[by_layer]
         if self.host is not None:
-            of_host = self.host.seconds
+            host_seconds = self.host.seconds
             is_gather = kinds in (GATHER, GATHER_BACKWARD)
             if is_gather:
-                copies_s = self.host.stored * of_host.gather
+                copies_s = self.host.stored * host_seconds.gather
             else:
-                copies_s = self.host.updated * of_host.reduce
+                copies_s = self.host.updated * host_seconds.reduce
             seconds = seconds + copies_s
         if not seconds.any():
             return NONE

@@ -79,10 +79,10 @@ class FittedRuns:
         no_terms = np.zeros_like(self._prior)
         none_with_runs = np.zeros_like(self._slopes)
         with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
-        of_nodes = self.known.covariance(
+        covariance_of_nodes = self.known.covariance(
             CovarianceTerms(self._prior, no_terms, no_terms), with_runs
         )
-        return np.tensordot(self.known.scales.weight, of_nodes, 1)
+        return np.tensordot(self.known.scales.weight, covariance_of_nodes, 1)
 
     @cached_property
     def overall(self) -> float:

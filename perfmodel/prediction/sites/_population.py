@@ -237,8 +237,8 @@ class SitePrior:
         single = self.layout_kernel.nugget**2 + self.noise**2
         scales = self.scales
         variance = loads @ loads + shared * scales.within + single * scales.single
-        of_model = float(half_width(variance, scales.weight))
-        return self.coverage.half_width(of_model, {**self.unknown, **unknown})
+        model_half_width = float(half_width(variance, scales.weight))
+        return self.coverage.half_width(model_half_width, {**self.unknown, **unknown})
 
     def interval(
         self,
@@ -260,7 +260,7 @@ class SitePrior:
             unknown: see `half_width`.
         """
         # Events' own intervals, which are those of kernels, widened as far as steps show.
-        of_events = {
+        event_sd = {
             name: self.events * half_width / GAUSS_90
             for name, half_width in event_half_widths.items()
         }
@@ -268,18 +268,18 @@ class SitePrior:
         # Factors of the site, as far as the time is spent on each class. Independent combinations
         # are the columns of a root of their covariance.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        of_classes = dict(zip(CLASSES, loads.tolist(), strict=True))
+        class_sd = dict(zip(CLASSES, loads.tolist(), strict=True))
 
         # Unstated settings, extrapolation and bubbles make a time less certain.
-        of_degrees = {}
+        degree_sd = {}
         for name, sd in zip(DEGREES, self.degrees.tolist(), strict=True):
-            of_degrees[name] = sd * degrees.get(name, 0.0)
+            degree_sd[name] = sd * degrees.get(name, 0.0)
 
         # The half-width has the covariance of the classes itself: the rest comes on top.
-        variance_beyond = sum(sd**2 for sd in (*of_events.values(), *of_degrees.values()))
+        variance_beyond = sum(sd**2 for sd in (*event_sd.values(), *degree_sd.values()))
         half = self.half_width(shares, variance_beyond, unknown)
-        sources = {f"events: {name}": sd for name, sd in of_events.items()}
-        sources |= {f"site: {name}": sd for name, sd in (of_classes | of_degrees).items()}
+        sources = {f"events: {name}": sd for name, sd in event_sd.items()}
+        sources |= {f"site: {name}": sd for name, sd in (class_sd | degree_sd).items()}
         return LogInterval(half, sources | {NOISE: self.noise})
 
     def expected(self, device: Device) -> Adjustment:

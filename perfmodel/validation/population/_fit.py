@@ -283,17 +283,17 @@ def _inflation_and_width(
     """
 
     def error(noise_inflation: float) -> float:
-        of_source = []
+        source_errors = []
         for source in sources:
             draws_by_known = drawn[noise_inflation][source]
             errors = np.array(
                 [mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0]
             )
             if len(errors):
-                of_source.append(
+                source_errors.append(
                     (errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean()
                 )
-        return float(np.mean(of_source)) if of_source else 0.0
+        return float(np.mean(source_errors)) if source_errors else 0.0
 
     # Errors over half-widths of all sources' draws, each source with weight 1.
     best = min(NOISE_INFLATIONS, key=error)

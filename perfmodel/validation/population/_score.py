@@ -245,9 +245,9 @@ class Score:
         """`left_out` with the arrays of a state as arguments, compiled."""
         import jax
 
-        return jax.jit(self._of_folds)
+        return jax.jit(self._by_fold)
 
-    def _of_folds(
+    def _by_fold(
         self, vector: Any, level_scale: Any, scale: Any, weight: Any, batches: Sequence[PaddedFolds]
     ) -> LeftOut:
         """Predict every run without its fold from one inverse; see `left_out`."""
@@ -331,19 +331,19 @@ class Score:
             index = self.members[source][there]
             block = np.ix_(index, index)
             error = residual[index]
-            of_shared, of_level, of_scatter = shared[block], level[block], scatter[block]
+            shared_block, level_block, scatter_block = shared[block], level[block], scatter[block]
 
             # The likeliest scale of the level given that of the scatter.
             level_scale[source] = _likeliest_scale(
-                error, of_shared + scale[source] * of_scatter, of_level
+                error, shared_block + scale[source] * scatter_block, level_block
             )
 
             # Student's t as a scale mixture of normals (EM): the scale of the scatter given its
             # runs, then the weight of each run given the others.
-            around = of_shared + level_scale[source] * of_level
-            squares = float(error @ np.linalg.solve(around + of_scatter, error))
+            around = shared_block + level_scale[source] * level_block
+            squares = float(error @ np.linalg.solve(around + scatter_block, error))
             scale[source] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
-            inverse = np.linalg.inv(around + scale[source] * of_scatter)
+            inverse = np.linalg.inv(around + scale[source] * scatter_block)
             weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
         return State(state.vector, level_scale, scale, weight)
 

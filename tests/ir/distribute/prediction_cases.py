@@ -207,17 +207,17 @@ def is_of_pass(instruction: Instruction) -> bool:
 
 def program_passes(program: Program, layout: Layout) -> dict[Pass, Counter[Op]]:
     """Ops of every pass; all ranks of a stage must agree."""
-    of_device: dict[tuple[int, str, int], Counter[Op]] = {}
+    ops_of_device: dict[tuple[int, str, int], Counter[Op]] = {}
     for instruction, group, work in works(program, is_of_pass):
         tag = instruction.tag
         known = [op for op in map(canonical, work) if op]
         for device in group:
-            of_device.setdefault((device, tag.phase, max(tag.micro_batch, 0)), Counter()).update(
-                known
-            )
+            ops_of_device.setdefault(
+                (device, tag.phase, max(tag.micro_batch, 0)), Counter()
+            ).update(known)
     stage_size = layout.devices // layout.pp
     ops_of_passes: dict[Pass, Counter[Op]] = {}
-    for (device, phase, micro_batch), ops in of_device.items():
+    for (device, phase, micro_batch), ops in ops_of_device.items():
         assert ops_of_passes.setdefault((device // stage_size, phase, micro_batch), ops) == ops
     return ops_of_passes
 
@@ -262,10 +262,10 @@ def composed_passes(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Pas
             continue
         _, part, _ = structure.variants[structure.class_variant[number]].tolist()
         events = shard_events(problem.setting, layout_batch.layouts[0], slices, part)
-        of_blocks = phase_counts(
+        counts_of_blocks = phase_counts(
             kind, layout_batch.layouts[0].recompute, blocks.blocks[number], blocks.full[number]
         )
-        counts = np.einsum("bp,bpo->o", of_blocks, events.counts)
+        counts = np.einsum("bp,bpo->o", counts_of_blocks, events.counts)
         phase = "forward" if kind == Kind.FORWARD else "backward"
         span = int(structure.class_span[number])
         for op, n in zip(map(canonical, events.ops), counts, strict=True):

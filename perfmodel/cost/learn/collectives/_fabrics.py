@@ -106,7 +106,7 @@ class Fabric:
 
         Adapters (`nics` of `nic_gbit` each per node) count before the interconnect's name.
         """
-        return _of_row(device, interconnect, ranks_per_node, nics, nic_gbit, node_size)
+        return _fabric_of_row(device, interconnect, ranks_per_node, nics, nic_gbit, node_size)
 
     def share_between(self, level: int, ranks_per_node: float, concurrent: float) -> float:
         """One-way bytes/s between nodes per rank of a group.
@@ -190,7 +190,7 @@ def _fabric(
 
 
 @lru_cache(maxsize=4096)
-def _of_row(
+def _fabric_of_row(
     device: str,
     interconnect: str,
     ranks_per_node: float,
@@ -460,9 +460,9 @@ class _Values(NamedTuple):
 
     def efficiency(self, tier: str, link: str) -> float:
         """Share of the rate of a link class that the kind reaches."""
-        of_kind = self.value(tier, "", self.kind)
-        of_link = self.value(tier, link)
-        logit = of_kind + of_link + self.value(tier, link, self.kind)
+        effect_of_kind = self.value(tier, "", self.kind)
+        effect_of_link = self.value(tier, link)
+        logit = effect_of_kind + effect_of_link + self.value(tier, link, self.kind)
         return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
 
 
@@ -487,9 +487,9 @@ def _inside(values: _Values, fabric: Fabric, level: int, spans_nodes: bool) -> T
 def _between(values: _Values, fabric: Fabric, level: int, bytes_per_s: float) -> TierConstants:
     """Constants of the links between nodes, of whose rate a rank's share is `bytes_per_s`."""
     link = fabric.levels[level].link_class
-    of_all = values.value("hop_between", link.name, "")
-    of_kind = values.value("hop_between", link.name, values.kind)
-    hop_s = exp(of_all + of_kind)
+    effect_of_all = values.value("hop_between", link.name, "")
+    effect_of_kind = values.value("hop_between", link.name, values.kind)
+    hop_s = exp(effect_of_all + effect_of_kind)
     full_ratio = 1 + exp(values.value("hop_ratio_between", link.name))
     line_ratio = 1 + exp(values.value("hop_line_between"))
     pair_ratio = exp(values.value("hop_pair")) if values.kind in PAIRS else 1.0

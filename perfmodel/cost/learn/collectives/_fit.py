@@ -143,9 +143,9 @@ def _usual_curves(
                 candidates[_UsualPlace(usual, placement)].append(_Candidate(rank, curve))
 
     usual_curves: dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]] = {}
-    for place, of_place in candidates.items():
-        best_rank = min(candidate.rank for candidate in of_place)
-        best = [candidate.curve for candidate in of_place if candidate.rank == best_rank]
+    for place, curves_at_place in candidates.items():
+        best_rank = min(candidate.rank for candidate in curves_at_place)
+        best = [candidate.curve for candidate in curves_at_place if candidate.rank == best_rank]
         usual_curves.setdefault(place.key, {})[place.placement] = mean_curve(best)
     return usual_curves
 

@@ -296,7 +296,7 @@ def reasons_to_set_aside(
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)
-            reason[index], slow[index] = _of_tier(
+            reason[index], slow[index] = _reasons_in_tier(
                 rows.take(index), key.kind, key.device, key.interconnect, tier
             )
     return reason, slow
@@ -364,7 +364,7 @@ def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
     ]
 
 
-def _of_tier(
+def _reasons_in_tier(
     rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reasons why rows of one series and tier do not represent their links, and whether they run

@@ -54,8 +54,8 @@ def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[
         if exponent is not None:
             exponents[key] = exponent
             by_fabric[key._replace(kind="")].append(exponent)
-    for key, of_kinds in by_fabric.items():
-        exponents[key] = float(np.median(of_kinds))
+    for key, exponents_of_kinds in by_fabric.items():
+        exponents[key] = float(np.median(exponents_of_kinds))
     return exponents
 
 

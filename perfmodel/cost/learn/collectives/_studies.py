@@ -111,7 +111,7 @@ def shape_spread(
     """Half-widths for measured series, from errors of held-out shapes, and for the usual prices of
     a fabric."""
     error, measured = shape_errors(rows, weights, sources)
-    of_series = quantiles(rows, np.where(measured, error, np.nan), "measured")
+    measured_spread = quantiles(rows, np.where(measured, error, np.nan), "measured")
 
     # the same rows as if nobody had said whose they are: how far series of a fabric lie from its
     # usual price
@@ -120,7 +120,7 @@ def shape_spread(
     is_reference = np.isin(source, sources.reference or source)
     known = (usual_times.provenance == "measured") & is_reference
     error = np.where(known, np.log(usual_times.time_s / rows.time_s), np.nan)
-    return of_series | quantiles(rows, error, "usual")
+    return measured_spread | quantiles(rows, error, "usual")
 
 
 def quantiles(rows: CollectiveRows, error: np.ndarray, basis: str) -> dict[Scope, float]:
@@ -152,9 +152,9 @@ def quantiles(rows: CollectiveRows, error: np.ndarray, basis: str) -> dict[Scope
 def at_most(rows: CollectiveRows, index: np.ndarray) -> np.ndarray:
     """Thin the rows at `index` to at most `PER_SERIES` of each series, evenly."""
     chosen = []
-    for _, of_series in groups_of(rows.series[index]):
-        step = -(-len(of_series) // PER_SERIES)
-        chosen.append(index[of_series[::step]])
+    for _, rows_of_series in groups_of(rows.series[index]):
+        step = -(-len(rows_of_series) // PER_SERIES)
+        chosen.append(index[rows_of_series[::step]])
     return np.sort(np.concatenate(chosen)) if chosen else index
 
 

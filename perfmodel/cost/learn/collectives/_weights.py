@@ -174,8 +174,8 @@ class CollectiveWeights:
     ) -> tuple[FabricKey | LinksKey, ...]:
         """Keys for pricing, in order: the device, similar parts of its die, its links."""
         device_key, *link_keys = cls.usual_keys(fabric, kind, between, level)
-        of_parts = (device_key._replace(device=name) for name in names_of_parts(fabric.device))
-        return tuple(dict.fromkeys((device_key, *of_parts, *link_keys)))
+        keys_of_parts = (device_key._replace(device=name) for name in names_of_parts(fabric.device))
+        return tuple(dict.fromkeys((device_key, *keys_of_parts, *link_keys)))
 
     def sharing_exponent(self, fabric: Fabric, kind: str, level: int) -> float | None:
         """The measured exponent of groups that share a fabric's links between nodes (`sharing`);
@@ -194,9 +194,9 @@ class CollectiveWeights:
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
                 for name in names_of_parts(key.device):
-                    of_parts = by_placement.setdefault(key._replace(device=name), {})
+                    curves_at_places = by_placement.setdefault(key._replace(device=name), {})
                     for place, curve in places.items():
-                        of_parts.setdefault(place, []).append(curve)
+                        curves_at_places.setdefault(place, []).append(curve)
         shared: dict[CurveKey, Placements] = {}
         for key, curves_by_place in by_placement.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}

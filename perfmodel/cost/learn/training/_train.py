@@ -173,7 +173,7 @@ class Training:
             start=None if self.start is None else member(self.start, index),
             seed=self.seed + index,
             report=_report_of_member(self.report, index, self.recipe.members),
-            checkpoint=_of_member(self.checkpoint, index),
+            checkpoint=_member_checkpoint(self.checkpoint, index),
         )
 
 
@@ -327,7 +327,7 @@ def _report_of_member(report: StepReport | None, index: int, members: int) -> St
     return lambda now, steps, error: report(index * steps + now, members * steps, error)
 
 
-def _of_member(checkpoint: Path | None, index: int) -> Path | None:
+def _member_checkpoint(checkpoint: Path | None, index: int) -> Path | None:
     """Checkpoint file of one member; the first has the name that a single network has."""
     if checkpoint is None or index == 0:
         return checkpoint

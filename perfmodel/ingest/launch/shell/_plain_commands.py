@@ -91,8 +91,8 @@ class PlainCommandParser(WordParser):
             # another command it is an argument. An array, `NAME=(`, can be no argument, so that it
             # always is an assignment.
             assignment = _ASSIGNMENT.match(self.text, self.at)
-            of_array = assignment is not None and self.text.startswith("(", assignment.end())
-            if assignment and (declares or not raw_words or of_array):
+            is_array = assignment is not None and self.text.startswith("(", assignment.end())
+            if assignment and (declares or not raw_words or is_array):
                 assignments.append(self.assignment(assignment))
                 continue
             raw_words.append(self.word())

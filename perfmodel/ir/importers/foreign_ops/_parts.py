@@ -210,9 +210,9 @@ def _gather_nd(call: Call) -> Ref:
 
 def _indexed(call: Call, x: Ref, by_axis: Mapping[int, Item]) -> Ref:
     """Elements at indices of several axes, which are broadcast to one another."""
-    of_first = by_axis.get(0)
-    if len(by_axis) == 1 and isinstance(of_first, Ref):
-        return _parts_by_data(call, x, of_first)
+    parts_along_first = by_axis.get(0)
+    if len(by_axis) == 1 and isinstance(parts_along_first, Ref):
+        return _parts_by_data(call, x, parts_along_first)
 
     # Along other axes only known indices: a mask, say, would leave a number of elements that is not
     # known.
