@@ -377,6 +377,7 @@ def _gathered(
     if launch is None:
         yield ()
         return
+    # Process 0 leaves its address in the folder, where the others find it.
     arguments.out.mkdir(parents=True, exist_ok=True)
     say(
         f"process 0 of {launch.count}, by {launch.launcher}, on {launch.node}: waits for the others",

@@ -109,6 +109,8 @@ def predicted(
 
     problem = problem_of(arguments, quiet=quiet)
     laid_out = arguments.layout if layout is None else layout
+
+    # Settings of --set change the machine, as they do in a search.
     if arguments.set:
         return _predicted_with_settings(arguments, problem, laid_out, timeline=timeline)
     return prediction.predict(
@@ -168,6 +170,7 @@ def write_pictures(
 
     from perfmodel import viz
 
+    # Only a trace has a choice of detail; pictures show what can be seen on them.
     files = (
         (partial(viz.write_trace, **detail), trace),
         (viz.write_gantt, png),

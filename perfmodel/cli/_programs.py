@@ -233,6 +233,8 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     timeline = execution.simulate(
         structure, execution.cluster_timer(cluster, arguments.calibration)
     )
+
+    # Memory follows from the order of instructions alone, whatever time they take.
     memory = live_memory(program.function).peak_bytes
     busy_s = timeline.device_busy_s()
     report: dict[str, Any] = {

@@ -160,6 +160,7 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
     if data["next"]:
         first = data["next"][0]
         half_width = first["half_width"]
+        # Wide intervals are factors: one of +-150 % would end below zero.
         known = f"{half_width:.0%}" if half_width < 0.5 else f"a factor of {1 + half_width:.2g}"
         say(f"measure next: {first['what']} on {first['device']}, now predicted within {known}")
     written(files)

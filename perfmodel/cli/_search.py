@@ -353,6 +353,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     """Search for the Pareto front of --pareto, and show it."""
     from perfmodel.planning import layouts
 
+    # Step times of different batches are of different work, so that one front cannot hold them.
     if len(arguments.global_batch) > 1:
         raise PerfModelError("search: --pareto needs a single --global-batch")
     problem = problem_of(arguments)

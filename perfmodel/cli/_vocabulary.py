@@ -172,6 +172,7 @@ def _schedules() -> list[dict[str, Any]]:
         schedule = get_schedule(name)
         also = ", ".join(alias for alias, target in SCHEDULE_ALIASES.items() if target == name)
         chunks = "any" if schedule.chunks is None else str(schedule.chunks)
+        # Schedules with a parameter of their own take it after a colon.
         takes = f"{name}:{schedule.number.upper()}" if schedule.number else name
         text = " ".join((schedule.build.__doc__ or "").split("\n\n")[0].split()).removesuffix(".")
         updates = "after a flush" if not schedule.asynchronous else "without a flush"

@@ -77,6 +77,8 @@ class Advice:
         saved = f"saves {self.gain:.1%} of the time ({duration(self.before_s)} to {duration(self.after_s)} per step)"
         if self.changes is None:
             return [f"the recommended layout {saved}; {self.why_no_settings}"]
+
+        # Settings of other files than the launch file are shown under the file's name.
         lines = [f"change, which {saved}:"]
         file = self.launch_file
         for change in self.changes.settings:

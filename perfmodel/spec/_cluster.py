@@ -310,6 +310,7 @@ class Cluster:
         """
         if not kinds:
             raise PerfModelError(f"cluster {name}: give at least two kinds of nodes")
+        # What asks for the device or the levels of the whole gets those of the first kind.
         first = kinds[0]
         return cls(
             name=name,

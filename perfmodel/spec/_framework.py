@@ -159,6 +159,8 @@ class Framework(Stated, Sectioned):
         is_trained = job.mode == "train" and not job.fine_tuning.frozen
         if not (can.shards_bf16_states and in_bf16 and is_trained):
             return self
+
+        # Stage 0 is taken out of the choices, with a pipeline and without.
         sharded = replace(
             can,
             zero_stages=tuple(stage for stage in can.zero_stages if stage > 0),
@@ -166,6 +168,8 @@ class Framework(Stated, Sectioned):
                 stage for stage in can.zero_stages_in_pipelines if stage > 0
             ),
         )
+
+        # A default of stage 0 becomes stage 1, in which the optimizer's states are sharded.
         default_zero = max(1, self.default_layout.zero)
         launch = self.launch
         if launch.zero_in_pipelines is not None:
@@ -245,6 +249,7 @@ class Framework(Stated, Sectioned):
         default = self.default_layout.micro_batch
         if stages == 1:
             return default
+        # The number of micro-batches is given by the stages, and their size by the number.
         if self.launch.micro_batches_per_stage:
             return max(1, batch_per_replica // (self.launch.micro_batches_per_stage * stages))
         if self.launch.pipeline_micro_batch is None:

@@ -285,10 +285,13 @@ class Job(Implementation):
         square L^2 a / (a + 2) = L^2 u / (2 - u): evenly spread ones at u = 1/2, all of length L at
         u = 1.
         """
+        # Attention between all tokens of a sequence costs the square of its length.
         if self.rms_tokens is not None:
             return self.rms_tokens**2 / self.tokens_per_sequence
         if self.mean_tokens is None:
             return self.seq_len
+
+        # Of the mean alone: the mean square of the docstring over the mean, L / (2 - u).
         return self.seq_len / (2 - self.mean_tokens / self.seq_len)
 
     @property

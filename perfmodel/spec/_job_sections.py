@@ -387,6 +387,8 @@ class FineTuning:
                 "job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0"
             )
         _require_known("adapter module", self.adapter_modules, AdapterModule)
+
+        # An adapter beside a joint product and another beside one of its parts would count twice.
         for product, parts in _PARTS_OF_PRODUCTS.items():
             doubled = set(parts) & set(self.adapter_modules)
             if product in self.adapter_modules and doubled:

@@ -204,6 +204,8 @@ class Layout(Sectioned):
     def _check_ranks(self) -> None:
         """Raise `LayoutError` unless the ranks of a stage divide over experts, and replicas over
         their groups."""
+        # Experts divide the ranks of a pipeline stage anew, across tensor, context and data
+        # parallelism.
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
             if self.expert_tp == self.tp:
                 raise LayoutError(
@@ -216,6 +218,7 @@ class Layout(Sectioned):
                 "the ranks of a pipeline stage",
                 Reason.FOLDED_RANKS,
             )
+        # States are sharded inside a group of replicas and copied between the groups.
         if self.dp % self.replicate or self.edp % self.replicate:
             expert_text = f" and the {self.edp} replicas of an expert" if self.ep > 1 else ""
             raise LayoutError(
@@ -228,6 +231,7 @@ class Layout(Sectioned):
             raise LayoutError(
                 "layout: recompute=full already recomputes every layer; leave out either it or recompute_full_layers"
             )
+        # Below stage 3 every rank needs all of its weights on the device all the time.
         if self.offload_states == "weights" and self.zero < 3:
             raise LayoutError(
                 "layout: offload_states=weights needs zero=3; set it, or use offload_states=optimizer"
@@ -236,6 +240,7 @@ class Layout(Sectioned):
             raise LayoutError(
                 "layout: offload_states=optimizer needs sharded states; use zero=1, 2 or 3"
             )
+        # Model chunks are interleaved between pipeline ranks: one rank has nothing to interleave.
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
 
@@ -351,6 +356,7 @@ class Layout(Sectioned):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences about fields that have no effect or run as something else."""
+        # With several model chunks per rank 1F1B is the interleaved schedule.
         remarks = []
         if self.pp > 1 and self.effective_schedule != schedule_name(self.schedule):
             remarks.append(

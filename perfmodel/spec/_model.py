@@ -298,6 +298,7 @@ class Transformer(Stated, Sectioned):
             raise PerfModelError(
                 f"{owner}: decoder_layers cannot be combined with mixers, mtp_layers, patches or adaln"
             )
+        # Patches have no order in which one could be predicted from those before it.
         if inputs.patches and (self.attention.causal or mtp_layers):
             raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
 
@@ -386,6 +387,8 @@ class Transformer(Stated, Sectioned):
         heads = self.attention.window_heads
         if heads is None:
             return self
+
+        # In the copy these heads are the model's own, so that it has no other kind.
         attention = replace(
             self.attention,
             window_heads=None,

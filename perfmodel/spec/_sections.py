@@ -86,6 +86,7 @@ def flat_keywords(kind: type[Record]) -> type[Record]:
     and keys of it together are this section with these values, which is what `dataclasses.replace`
     passes.
     """
+    # A dataclass makes its constructor itself, so that it is wrapped afterwards.
     plain_init = kind.__init__
     names = _field_names(kind)
 
@@ -132,6 +133,7 @@ def nested(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in by_key:
             continue
+        # A path names the sections from the outermost to the innermost, then the field.
         *outer, name = by_key[key].path
         table = tables
         for section_name in outer:

@@ -39,6 +39,8 @@ def require_text_layers(model: "Transformer") -> None:
     if letters.isdisjoint(STREAM_LAYERS):
         return
 
+    # Positions in the order of the docstring; -1 for a layer that reads no text, or is joined with
+    # another one.
     order = [STREAM_LAYERS.find(word) for word in model.stack]
     if -1 in order or order != sorted(order) or order.count(1) > 1 or {1, 2} <= set(order):
         raise PerfModelError(
