@@ -156,9 +156,8 @@ def _facts(
                 f'{place}: {fact}: must be {{ value = ..., source = "where it is from" }}'
             )
         values[fact] = stated["value"]
-    return values, tuple(
-        dict.fromkeys([*sources, *(stated["source"] for stated in entry.values())])
-    )
+    all_sources = [*sources, *(stated["source"] for stated in entry.values())]
+    return values, tuple(dict.fromkeys(all_sources))
 
 
 @cache

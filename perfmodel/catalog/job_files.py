@@ -403,9 +403,8 @@ def problem_and_layout(
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
     job = _job_of(framework, model, cluster, stated)
-    return Problem(
-        model=model, cluster=cluster, job=job, framework=framework, devices=devices
-    ), layout
+    complete = Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)
+    return complete, layout
 
 
 def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[str, Any]) -> Job:

@@ -124,10 +124,12 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
         return heads, [_model_cells(record) for record in records]
     if kind == "clusters":
         heads = ("cluster", "device", "per node", "network, from the inside")
-        return heads, [
-            (r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"]))
-            for r in records
-        ]
+        rows = []
+        for record in records:
+            levels = "; ".join(record["levels"])
+            devices_per_node = f"{record['devices_per_node']:,}"
+            rows.append((record["name"], record["device"], devices_per_node, levels))
+        return heads, rows
     if kind == "frameworks":
         heads = ("framework", "steps", "attention", "own\ndefaults", "runs schedules")
         return heads, [_framework_cells(record) for record in records]

@@ -130,9 +130,9 @@ def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrac
     """The predicted and the measured trace."""
     from perfmodel.ingest import read_trace
 
-    return read_trace("auto", [arguments.predicted]), read_trace(
-        arguments.format, arguments.measured
-    )
+    predicted = read_trace("auto", [arguments.predicted])
+    measured = read_trace(arguments.format, arguments.measured)
+    return predicted, measured
 
 
 def _show_compared(report: dict[str, Any]) -> None:

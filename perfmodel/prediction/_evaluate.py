@@ -154,9 +154,9 @@ def step_gradients(
     # Where the busiest rank sets the step, the derivatives are those of its time.
     busy_s = rank_busy_s(programs)
     if busy_s.max() > step_s * (1 + 1e-12):
-        return float(busy_s.max()), [
-            program.prepared.rank_count[busy_s.argmax()] for program in programs
-        ]
+        busiest = busy_s.argmax()
+        counts = [program.prepared.rank_count[busiest] for program in programs]
+        return float(busy_s.max()), counts
     return step_s, gradients
 
 

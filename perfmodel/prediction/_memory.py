@@ -412,9 +412,9 @@ def copied_bytes(
     layers_before = xp.cumsum(layers, axis=-1) - layers
     # As many of each kind as are left after the kinds before it.
     copied_layers = xp.clip(offloaded[..., None] - layers_before, 0.0, layers)
-    return sum_over_blocks(copied_layers, blocks.kept_bytes), largest_of_blocks(
-        blocks.kept_bytes, copied_layers > 0
-    )
+    copied_bytes = sum_over_blocks(copied_layers, blocks.kept_bytes)
+    largest_bytes = largest_of_blocks(blocks.kept_bytes, copied_layers > 0)
+    return copied_bytes, largest_bytes
 
 
 def _transient(

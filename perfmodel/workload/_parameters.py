@@ -378,9 +378,8 @@ def _attention(model: Transformer) -> tuple[int, int]:
     latent = model.latent_attention
     if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
-        return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(
-            model, rank
-        )
+        norms = norm_params(model, q_rank) + norm_params(model, rank)
+        return attention_weights(model) + sinks, norms
     biases = 0
     if model.block.bias or model.attention.qkv_bias:
         biases += sum(projected(model, heads=a, kv_heads=kv))

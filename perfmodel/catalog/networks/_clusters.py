@@ -252,13 +252,14 @@ def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]
     if not chosen.family and secondary.family:
         chosen = replace(chosen, family=secondary.family, generation=secondary.generation)
     unread = tuple(dict.fromkeys((*first.not_understood, *second.not_understood)))
-    return replace(
+    merged = replace(
         chosen,
         domain=max(first.domain, second.domain),
         not_understood=unread,
         other_counts=first.other_counts + second.other_counts,
         other_gbit_per_s=first.other_gbit_per_s + second.other_gbit_per_s,
-    ), contradictions
+    )
+    return merged, contradictions
 
 
 def _on_ports(accelerator: Device, network: Network) -> Network:

@@ -381,9 +381,9 @@ def _direct_preference(
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
     """The two products of `bwd` rows: input gradient and weight gradient."""
     input_gradient, weight_gradient = _gradient_rule(rows).split(rows.shape, rows.columns)
-    return rows.changed(input_gradient, pass_=GRADIENTS[0]), rows.changed(
-        weight_gradient, pass_=GRADIENTS[1]
-    )
+    input_rows = rows.changed(input_gradient, pass_=GRADIENTS[0])
+    weight_rows = rows.changed(weight_gradient, pass_=GRADIENTS[1])
+    return input_rows, weight_rows
 
 
 def whole_backward(rows: Rows) -> Rows:

@@ -168,9 +168,8 @@ def with_named_files(
         merged = _with_deepspeed(entries, form, neighbours)
         return replace(source, entries=merged), _on_deepspeed(form)
     if accelerate:
-        return replace(source, entries=_with_precision(entries, form)), _on_accelerate(
-            form, entries
-        )
+        with_precision = replace(source, entries=_with_precision(entries, form))
+        return with_precision, _on_accelerate(form, entries)
     return source, _on_torch(form)
 
 

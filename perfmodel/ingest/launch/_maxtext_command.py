@@ -234,7 +234,8 @@ def _entries_of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry
         return included_entries(source.entries, file.path, 0), list(source.notes)
     if not name or Path(name).name == MAXTEXT.defaults_file:
         return {}, []
-    return {}, [
+    note = (
         f"the command names {name}, which was not found in the script's folder; its settings are "
         "missing here"
-    ]
+    )
+    return {}, [note]

@@ -136,9 +136,8 @@ def _table_of(entries: Entries) -> tuple[str, list[str]]:
         matches = (re.match(pattern, key) for key in entries)
         tables = list(dict.fromkeys(match[0] for match in matches if match))
         if len(tables) > 1:
-            return tables[0], [
-                f"{len(tables)} tables hold arguments; perfmodel reads {tables[0].rstrip('.')}"
-            ]
+            note = f"{len(tables)} tables hold arguments; perfmodel reads {tables[0].rstrip('.')}"
+            return tables[0], [note]
         if tables:
             return tables[0], []
     return "", []

@@ -36,9 +36,8 @@ def model_of_recipe(recipe: ScriptObject, entries: Entries) -> tuple[Model | Non
     if model is None and not any(
         key.startswith("model.") and key.endswith("num_layers") for key in entries
     ):
-        return None, [
-            f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"
-        ]
+        note = f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"
+        return None, [note]
     return model, []
 
 

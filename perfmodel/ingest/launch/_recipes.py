@@ -89,9 +89,8 @@ def recipe_command(
     job_devices = _devices_of_job(command, job)
     if not source.devices and "note.devices" in job_devices:
         notes.append(job_devices["note.devices"])
-    return replace(
-        source, devices=source.devices or job_devices.get("devices"), notes=tuple(notes)
-    ), form
+    devices = source.devices or job_devices.get("devices")
+    return replace(source, devices=devices, notes=tuple(notes)), form
 
 
 def _texts(command: Command) -> tuple[str, ...]:

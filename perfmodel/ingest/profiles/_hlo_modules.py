@@ -73,8 +73,8 @@ class HloModule:
             for data in submessages(module, 3):
                 computation = fields(data, place)
                 members = self._computations.setdefault(integer(computation, 5), [])
-                for each in submessages(computation, 2):
-                    message = fields(each, place)
+                for instruction_data in submessages(computation, 2):
+                    message = fields(instruction_data, place)
                     instruction = self._instruction(message)
                     members.append(instruction)
                     self._by_id[integer(message, 35)] = instruction

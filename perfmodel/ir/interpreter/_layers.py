@@ -196,9 +196,8 @@ def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, No
 
 def _conv(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
     layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(
-        x, params["w"], (1, 1), "SAME", dimension_numbers=layout
-    ) + params["b"], None
+    y = lax.conv_general_dilated(x, params["w"], (1, 1), "SAME", dimension_numbers=layout)
+    return y + params["b"], None
 
 
 def _relu(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:

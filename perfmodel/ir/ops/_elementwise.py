@@ -125,16 +125,16 @@ def unbroadcast(emitter: Emitter, gradient: str, operand: str) -> str:
 
 def _sub_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     minuend, subtrahend = instruction.inputs
-    return unbroadcast(emitter, dy, minuend), emitter.op(
-        "scale", unbroadcast(emitter, dy, subtrahend), factor=-1.0
-    )
+    d_minuend = unbroadcast(emitter, dy, minuend)
+    d_subtrahend = emitter.op("scale", unbroadcast(emitter, dy, subtrahend), factor=-1.0)
+    return d_minuend, d_subtrahend
 
 
 def _mul_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     first, second = instruction.inputs
-    return unbroadcast(emitter, emitter.op("mul", dy, second), first), unbroadcast(
-        emitter, emitter.op("mul", dy, first), second
-    )
+    d_first = unbroadcast(emitter, emitter.op("mul", dy, second), first)
+    d_second = unbroadcast(emitter, emitter.op("mul", dy, first), second)
+    return d_first, d_second
 
 
 def _div_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
@@ -145,9 +145,8 @@ def _div_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     d_denominator = emitter.op(
         "scale", emitter.op("mul", d_numerator, instruction.outputs[0]), factor=-1.0
     )
-    return unbroadcast(emitter, d_numerator, numerator), unbroadcast(
-        emitter, d_denominator, denominator
-    )
+    d_numerator = unbroadcast(emitter, d_numerator, numerator)
+    return d_numerator, unbroadcast(emitter, d_denominator, denominator)
 
 
 def _with_input(op: str) -> GradientRule:

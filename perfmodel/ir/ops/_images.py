@@ -76,9 +76,9 @@ def _conv2d_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Nam
     # Strides round down, so several sizes of image give the same result; the gradients state the
     # size they need.
     image, kernel = emitter.types[x].shape[2:], emitter.types[w].shape[2:]
-    return emitter.op("conv2d_input_grad", w, dy, image=image, **values), emitter.op(
-        "conv2d_weight_grad", x, dy, kernel=kernel, **values
-    )
+    dx = emitter.op("conv2d_input_grad", w, dy, image=image, **values)
+    dw = emitter.op("conv2d_weight_grad", x, dy, kernel=kernel, **values)
+    return dx, dw
 
 
 def _input_grad(inputs: Tensors, attributes: Values) -> Tensors:

@@ -290,9 +290,9 @@ def _collect(inputs: Tensors, attributes: Values) -> Tensors:
 
 def _collect_gradient(emitter: Emitter, instruction: Instruction, dy: str) -> Names:
     experts, capacity, _ = emitter.types[instruction.inputs[0]].shape
-    return emitter.op(
-        "dispatch", dy, instruction.inputs[1], experts=experts, capacity=capacity
-    ), None
+    chosen = instruction.inputs[1]
+    d_buffers = emitter.op("dispatch", dy, chosen, experts=experts, capacity=capacity)
+    return d_buffers, None
 
 
 def _shard_collect(query: ShardingQuery) -> ShardingDecision:

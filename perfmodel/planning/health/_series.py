@@ -443,10 +443,9 @@ def _trend(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Dri
         return None
     slope, offset = np.polyfit(steps, seconds, 1)
     fitted = slope * steps + offset
+    squared_residuals = float(((seconds - fitted) ** 2).sum())
     change = float(fitted[-1] / fitted[0] - 1)
-    return Drift(kind="trend", change=change, at_step=int(steps[0])), float(
-        ((seconds - fitted) ** 2).sum()
-    )
+    return Drift(kind="trend", change=change, at_step=int(steps[0])), squared_residuals
 
 
 def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drift, float] | None:

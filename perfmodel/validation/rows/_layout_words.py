@@ -110,9 +110,9 @@ def columns_of_schedule(row: Row) -> dict[str, int]:
 
 def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
     """Return the readings of the columns `recompute` and `recompute_detail`."""
-    return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(
-        text(row, "recompute_detail"), RECOMPUTE
-    )
+    mode = read_phrases(text(row, "recompute"), RECOMPUTE)
+    detail = read_phrases(text(row, "recompute_detail"), RECOMPUTE)
+    return mode, detail
 
 
 _RECOMPUTE_MODES: Final = {
