@@ -168,9 +168,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
 
     # Constants of unknown sites are fitted to tables of published runs alone.
-    if arguments.sites and (
-        arguments.runs or arguments.base or arguments.family or not arguments.tables
-    ):
+    beside_tables = arguments.runs or arguments.base or arguments.family
+    if arguments.sites and (beside_tables or not arguments.tables):
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )

@@ -274,10 +274,10 @@ def _watch(
             before, since_s = last_progress.get(rank, (None, 0.0))
             if progress != before:
                 last_progress[rank] = progress, clock_s
+                continue
             # A rank that reports no new call or iteration is stuck outside of any collective.
-            elif code is None and clock_s - since_s > (
-                emulation.timeout_s if progress else _START_S
-            ):
+            longest_s = emulation.timeout_s if progress else _START_S
+            if code is None and clock_s - since_s > longest_s:
                 raise EmulationError(
                     f"rank {rank}: no call for {clock_s - since_s:.0f} s after {progress or 'its start'}; raise "
                     "--timeout if the rank is still working"

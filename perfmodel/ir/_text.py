@@ -191,11 +191,8 @@ def _check(function: str, annotations: Annotations, types: Mapping[str, Tensor])
     for line, name, tensor in annotations.types:
         # Known contents are not compared: an annotation cannot state them.
         inferred = types[name]
-        if (tensor.dtype, tensor.shape, tensor.device) != (
-            inferred.dtype,
-            inferred.shape,
-            inferred.device,
-        ):
+        stated_type = (tensor.dtype, tensor.shape, tensor.device)
+        if stated_type != (inferred.dtype, inferred.shape, inferred.device):
             raise ProgramError(function, line, name, f"is {inferred}, not {tensor} as annotated")
     for line, name, device in annotations.devices:
         if types[name].device != device:

@@ -207,6 +207,7 @@ def _assign_to_kinds(
         sender = int(kind_of_class[event_class])
         receiver = int(kind_of_peer[event_class])
         op = events[sender].ops[events[sender].op_index[entry]]
+        # Transfers and exchanges of all ranks cross the link between the kinds.
         if isinstance(op, Collective) and (
             op.collective == "send_recv" or exchanges_all[event_class]
         ):

@@ -237,9 +237,8 @@ class Job(Implementation):
             )
 
         # Then checks across several sections.
-        if self.narrow.fp8_attention and not (
-            self.dtype in ("fp8", "fp4") and self.kernels.flash_attention
-        ):
+        is_narrow = self.dtype in ("fp8", "fp4")
+        if self.narrow.fp8_attention and not (is_narrow and self.kernels.flash_attention):
             raise LayoutError(
                 "job: fp8_attention needs fused attention and 8- or 4-bit products; set dtype=fp8, or leave it out"
             )

@@ -204,9 +204,8 @@ class Transformer(Stated, Sectioned):
         together = all(
             layer.startswith("*M") and layer.count("M") == 1 for layer in layers_with_mamba
         )
-        if hybrid.parallel_mixers and not (
-            hybrid.mamba and together and self.norms.norm_at == "input"
-        ):
+        can_be_parallel = hybrid.mamba and together and self.norms.norm_at == "input"
+        if hybrid.parallel_mixers and not can_be_parallel:
             raise PerfModelError(
                 f"{owner}: parallel_mixers needs every M in mixers to be written as *M at the start of its layer, "
                 f"and norms at the input; got {mixers!r}"
@@ -276,9 +275,8 @@ class Transformer(Stated, Sectioned):
         self._check_inputs(owner)
         self._check_heads_and_norms(owner)
         self._check_parallel_blocks(owner)
-        if self.layer_groups > self.layers or (
-            self.layer_groups and (self.hybrid.mixers or self.experts)
-        ):
+        has_other_layers = bool(self.hybrid.mixers or self.experts)
+        if self.layer_groups > self.layers or (self.layer_groups and has_other_layers):
             raise PerfModelError(
                 f"{owner}: layer_groups={self.layer_groups} must be at most layers={self.layers}, and all layers "
                 "must be of one kind; leave out mixers and experts"

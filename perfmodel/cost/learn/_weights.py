@@ -385,9 +385,8 @@ def _kernel_files(weights: WeightFiles) -> list[str]:
     """Names of the files of kernels that a fit wrote."""
     names = []
     for name in weights.names:
-        if name.endswith(".safetensors") and any(
-            belongs(Path(name), family) for family in FAMILIES
-        ):
+        is_of_kernels = any(belongs(Path(name), family) for family in FAMILIES)
+        if name.endswith(".safetensors") and is_of_kernels:
             names.append(name)
     return names
 

@@ -106,9 +106,8 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
 def _sharded(by_name: Any, reshards: Any) -> Fields:
     """Return the ZeRO stage of FSDP, from the name of its strategy or from whether weights are
     resharded after the forward pass (FSDP2)."""
-    if by_name is None and (
-        reshards is None or isinstance(reshards, bool) or str(reshards).lower() in ("true", "false")
-    ):
+    is_switch = isinstance(reshards, bool) or str(reshards).lower() in ("true", "false")
+    if by_name is None and (reshards is None or is_switch):
         return {"zero": stage_of_resharding(reshards)}
     name = reshards if by_name is None else by_name
     # `accelerate config` once wrote the number of a menu's line, counted from 1.

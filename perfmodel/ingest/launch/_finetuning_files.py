@@ -119,9 +119,8 @@ _BATCHES: Final = (
 def finetuning_format(entries: Entries) -> LaunchFormat | None:
     """The front end that the file belongs to; None for other files."""
     # mergekit and others have a `base_model` too.
-    if "base_model" in entries and not {"sequence_len", "micro_batch_size", "adapter"} & set(
-        entries
-    ):
+    has_training_keys = bool({"sequence_len", "micro_batch_size", "adapter"} & set(entries))
+    if "base_model" in entries and not has_training_keys:
         return None
     for form in FINETUNING:
         if form is AXOLOTL and "base_model" not in entries:

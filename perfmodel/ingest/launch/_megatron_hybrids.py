@@ -122,9 +122,8 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
         }
     if not any(name in arguments for name in DELTA_NETS):
         return {}
-    if _EVERY not in arguments or not any(
-        name in arguments for name in (*_VARIANTS, *_DELTA_SIZES)
-    ):
+    has_sizes = any(name in arguments for name in (*_VARIANTS, *_DELTA_SIZES))
+    if _EVERY not in arguments or not has_sizes:
         stated = next(name for name in DELTA_NETS if name in arguments)
         return {
             "doubt.variant": f"the model may be wrong: --{stated} is only a part of what defines its layers"

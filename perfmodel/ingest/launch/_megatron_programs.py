@@ -113,9 +113,8 @@ def kind_of_model(arguments: Mapping[str, Any]) -> Fields:
         }
     # Forks of 2023 build the layers of a family in the program, and their scripts state its sizes
     # alone.
-    if set(parts) & set(_FAMILIES) and not any(
-        argument in arguments for argument in _LAYERS_OF_LLAMA
-    ):
+    states_llama = any(argument in arguments for argument in _LAYERS_OF_LLAMA)
+    if set(parts) & set(_FAMILIES) and not states_llama:
         return {
             "doubt.model": (
                 f"the model may be wrong: {name}.py has layers of its own, which no argument describes, but those of "

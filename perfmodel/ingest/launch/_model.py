@@ -164,9 +164,10 @@ def _from_catalog(model: Transformer) -> Model | None:
         if not isinstance(candidate, Transformer):
             continue
         # Sizes first: the shape of a whole model is slow to compare.
-        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(
-            candidate
-        ) == expected:
+        # The cheap comparison comes first.
+        if (candidate.layers, candidate.hidden) != (model.layers, model.hidden):
+            continue
+        if shape(candidate) == expected:
             same_shape.append(candidate)
     # Versions of one model may differ in the length of their sequences alone.
     return min(same_shape, key=lambda candidate: candidate.seq_len != model.seq_len, default=None)

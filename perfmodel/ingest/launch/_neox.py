@@ -191,9 +191,8 @@ def _add_transformer_engine(
     values: Mapping[str, Any], say: Callable[[str, Any, str], None]
 ) -> None:
     """Add 8-bit products, which only Transformer Engine's layers have."""
-    if values.get("te-fp8-format") is not None and any(
-        values.get(name) is True for name in _TE_LAYERS
-    ):
+    has_engine_layers = any(values.get(name) is True for name in _TE_LAYERS)
+    if values.get("te-fp8-format") is not None and has_engine_layers:
         say("fp8-format", values["te-fp8-format"], "te-fp8-format")
 
 

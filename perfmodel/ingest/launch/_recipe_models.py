@@ -33,9 +33,8 @@ def model_of_recipe(recipe: ScriptObject, entries: Entries) -> tuple[Model | Non
         return None, []
     name = _model_name(part)
     model = catalog_model(name) if name else None
-    if model is None and not any(
-        key.startswith("model.") and key.endswith("num_layers") for key in entries
-    ):
+    states_layers = any(key.startswith("model.") and key.endswith("num_layers") for key in entries)
+    if model is None and not states_layers:
         note = f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"
         return None, [note]
     return model, []

@@ -63,9 +63,10 @@ def recipe_command(
     # Following a script costs time; most scripts have none of these words.
     beside = Neighbours(Path(place).parent)
     programs = dict.fromkeys(_PROGRAM.findall(text))
-    if not _NAMES_A_RECIPE.search(text) and not any(
+    runs_a_recipe = bool(_NAMES_A_RECIPE.search(text)) or any(
         _is_read_script(name, beside) for name in programs
-    ):
+    )
+    if not runs_a_recipe:
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)

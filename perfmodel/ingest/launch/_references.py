@@ -100,9 +100,8 @@ def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, A
             return None if value is None else ("", value)
         if kind in RESOLVERS and comma:
             operands = [_scalar(part.strip()) for part in target.split(",")]
-            if len(operands) <= MOST_OPERANDS and all(
-                isinstance(operand, int) for operand in operands
-            ):
+            are_known = all(isinstance(operand, int) for operand in operands)
+            if len(operands) <= MOST_OPERANDS and are_known:
                 result = RESOLVERS[kind](operands)
                 return None if result is None else ("", _scalar(str(result)))
         return None

@@ -135,9 +135,8 @@ def _degrees(
     total = known.get("global_batch")
 
     # The caller's devices with the file's model parallelism make other replicas than the file has.
-    if overrides.devices is not None and not any(
-        overrides.sets(name) for name in ("tp", "pp", "cp")
-    ):
+    sets_degrees = any(overrides.sets(name) for name in ("tp", "pp", "cp"))
+    if overrides.devices is not None and not sets_degrees:
         dp = None
     # Replicas follow from the devices where these are known; only files that state neither leave it
     # to the batches.

@@ -92,9 +92,8 @@ def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
     """Refuse returned values that cannot be summed over micro-batches."""
     for tensor in program.outputs:
         for piece in tensor.pieces:
-            if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial(
-                "sum"
-            ):
+            spread = sharding[piece.value]
+            if isinstance(spread, Partial) and spread != Partial("sum"):
                 raise LayoutError(
                     f"%{piece.value}: this is a maximum over the batch, and micro-batches can only accumulate "
                     "sums; use one micro-batch"

@@ -255,9 +255,8 @@ def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkCl
 
     # a stated rate makes any link a known one, whatever it is called
     for part in parts[1:] if between_nodes else parts[:1]:
-        if part.bytes_per_s > 0 and not any(
-            re.search(link.pattern, part.name) for link in LINK_CLASSES
-        ):
+        has_name = any(re.search(link.pattern, part.name) for link in LINK_CLASSES)
+        if part.bytes_per_s > 0 and not has_name:
             return replace(
                 unknown, bandwidth_bytes_per_s=part.bytes_per_s, pattern=re.escape(part.name)
             )

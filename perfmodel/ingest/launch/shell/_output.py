@@ -95,9 +95,8 @@ def command_output(
         return stdin
     if head == "tee" and stdin is not None:
         return stdin
-    if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(
-        " ".join(arguments)
-    ):
+    prints_arguments = ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq")
+    if head in prints_arguments and unknown(" ".join(arguments)):
         return None
     if head == "echo":
         texts = [argument for argument in arguments if argument not in ("-e", "-n", "-E")]
@@ -125,9 +124,8 @@ def command_output(
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     # Names of nodes are made up: scripts count them and take the first as master.
     is_list = head in ("cat", "sort", "uniq") and operands == ["${PBS_NODEFILE}"]
-    if is_list or (
-        head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"])
-    ):
+    shows_hosts = arguments[:2] in (["show", "hostnames"], ["show", "hostname"])
+    if is_list or (head == "scontrol" and shows_hosts):
         nodes = variable("SLURM_NNODES") or ""
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
             return None
