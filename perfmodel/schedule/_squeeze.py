@@ -8,6 +8,7 @@ could have run earlier, as long as no device holds more than the repeated block 
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -168,9 +169,17 @@ _ADDS_ALIVE = {
 """Change that a pass makes to the number of micro-batches that a device holds."""
 
 
+class _SlotsOfPasses(NamedTuple):
+    """Slots in which passes run, by device, chunk and micro-batch."""
+
+    forward: Slots
+    input_gradient: Slots
+    weight_gradient: Slots
+
+
 def _earlier(
     forward: Slots, backward: Slots, limit: int, steady: range, with_weights: bool
-) -> tuple[Slots, Slots, Slots]:
+) -> _SlotsOfPasses:
     """Move passes outside the steady middle to the first idle slot that is allowed.
 
     Without weight gradients in slots of their own only the cool-down moves, and `limit` holds for
@@ -222,7 +231,7 @@ def _earlier(
         weights = [_in_order_of_inputs(backward[d], weight[d]) for d in range(p)]
     else:
         weights = [_back_first(forward[d], backward[d]) for d in range(p)]
-    return forward, backward, np.stack(weights)
+    return _SlotsOfPasses(forward, backward, np.stack(weights))
 
 
 def _device(

@@ -8,7 +8,7 @@ evaluated exactly at once.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +106,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 
     # In the usual structure all micro-batches share their durations. Here each micro-batch gets
     # separate classes, whose seconds follow its size.
-    refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
+    refined = by_micro_batch(prepared(spec).structure)
 
     # Price the sizes that fit, and 1, exactly; others are interpolated.
     sizes = np.array(sorted({1, *uniform}))
@@ -115,16 +115,16 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         sized = in_program_of(
             problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size)
         )
-        durations_of_size.append(durations(problem, sized)[0][of_class])
+        durations_of_size.append(durations(problem, sized)[0][refined.old_class])
     constants = {
         "sizes": sizes,
         "by_size": np.stack(durations_of_size),
-        "micro_batch_of_class": np.maximum(of_micro_batch, 0),
-        "scaled": of_micro_batch >= 0,
-        "base": durations(problem, layout_batch)[0][of_class],
+        "micro_batch_of_class": np.maximum(refined.micro_batch, 0),
+        "scaled": refined.micro_batch >= 0,
+        "base": durations(problem, layout_batch)[0][refined.old_class],
         "largest": float(sizes[-1]),
     }
-    program = compile_structure(refined)
+    program = compile_structure(refined.structure)
     total = spec.micro_batches * layout.micro_batch
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
     relaxation = Relaxation(variables, program, _durations, constants, limits=_limits)
@@ -157,15 +157,20 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     )
 
 
+class RefinedStructure(NamedTuple):
+    """A program whose classes differ by micro-batch."""
+
+    structure: Structure
+    old_class: Int[np.ndarray, " refined"]
+    """The class of the usual structure, for each new one."""
+    micro_batch: Int[np.ndarray, " refined"]
+    """The micro-batch of each new class; -1 for kinds that do not depend on it."""
+
+
 def by_micro_batch(
     structure: Structure,
-) -> tuple[Structure, Int[np.ndarray, " refined"], Int[np.ndarray, " refined"]]:
-    """The structure with separate classes for the passes and transfers of each micro-batch.
-
-    Returns:
-        It, and for every new class the old one and the micro-batch (-1 for kinds that do not depend
-        on it).
-    """
+) -> RefinedStructure:
+    """The structure with separate classes for the passes and transfers of each micro-batch."""
     # A new class is an old class and a micro-batch; -1 for classes that do not depend on it.
     is_of_size = np.isin(structure.class_kind, _OF_SIZE)
 
@@ -188,7 +193,7 @@ def by_micro_batch(
         lag=lag.reshape(structure.lag.shape),
         **{name: getattr(structure, name)[old_class] for name in columns_of_class},
     )
-    return refined, old_class, micro_batch
+    return RefinedStructure(refined, old_class, micro_batch)
 
 
 def _single_moves(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
