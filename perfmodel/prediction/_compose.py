@@ -315,11 +315,22 @@ def _cached_event_classes(
         )
 
 
+class _ClassEntries(NamedTuple):
+    """Events between blocks and the classes in which they occur."""
+
+    ops: tuple[Op, ...]
+    """The distinct events."""
+    class_index: Int[np.ndarray, " entries"]
+    """Class of each occurrence."""
+    op_index: Int[np.ndarray, " entries"]
+    """Event of each occurrence."""
+
+
 @session_cached
 def _class_entries(
     setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
-) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """Distinct events between blocks, and the class and event of each occurrence."""
+) -> _ClassEntries:
+    """Occurrences of events between blocks in a program's classes."""
     events = _events_between(setting, program, placed)
     class_index, op_index = event_entries(program.structure, events)
-    return tuple(events.ops), class_index, op_index
+    return _ClassEntries(tuple(events.ops), class_index, op_index)

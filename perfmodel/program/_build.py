@@ -168,9 +168,18 @@ def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
     return Edges(edges.source[is_needed], edges.destination[is_needed], edges.lag_code[is_needed])
 
 
-def binary_joins(
-    n_ops: int, added: Sequence[Edges]
-) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
+class BinaryJoins(NamedTuple):
+    """Ops of which each waits for at most two others."""
+
+    position: Int[np.ndarray, " added"]
+    """Final position of each added op; joins stand between them."""
+    pred: Int[np.ndarray, "ops 2"]
+    """Predecessors of all ops; -1 for none."""
+    lag_code: Int[np.ndarray, "ops 2"]
+    """Codes of the classes of the delays after these predecessors."""
+
+
+def binary_joins(n_ops: int, added: Sequence[Edges]) -> BinaryJoins:
     """Expand ops with more than two predecessors into trees of joins placed right before them.
 
     With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k -
@@ -180,9 +189,6 @@ def binary_joins(
     Args:
         n_ops: added ops, numbered so that edges go to higher numbers.
         added: all edges, in as many pieces as they were added in.
-
-    Returns:
-        Each added op's final position, and all ops' predecessors and lag codes.
     """
     edges = Edges(*map(np.concatenate, zip(*added, strict=True)))
     place = np.concatenate(_places(n_ops, added))
@@ -197,7 +203,7 @@ def binary_joins(
     pred[row, side] = position[edges.source[direct]]
     lag_code[row, side] = edges.lag_code[direct]
     if direct.all():
-        return position, pred, lag_code
+        return BinaryJoins(position, pred, lag_code)
 
     # The edges of ops with more predecessors, op by op, are the leaves of their trees.
     wide = np.flatnonzero(degree > 2)
@@ -218,7 +224,7 @@ def binary_joins(
         row = position[op] - node
         pred[row, side] = np.where(is_leaf, position[edges.source[edge]], position[op] - child)
         lag_code[row, side] = np.where(is_leaf, edges.lag_code[edge], 0)
-    return position, pred, lag_code
+    return BinaryJoins(position, pred, lag_code)
 
 
 def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:

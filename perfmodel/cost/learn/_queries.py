@@ -119,18 +119,23 @@ class PriceQuery:
         return pairs, pair_of
 
 
-def with_half_batches(
-    request: PriceQuery, divided: Bool[np.ndarray, "n"]
-) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
+class RowsAndHalves(NamedTuple):
+    """Rows of a request together with rows of half their batches."""
+
+    request: PriceQuery
+    """The `m` distinct rows, in ascending order of their batches."""
+    place: Int64[np.ndarray, "n"]
+    """Index of every requested row among them."""
+    half: Int64[np.ndarray, "m"]
+    """Index of each row's half; its own index if it is not divided."""
+
+
+def with_half_batches(request: PriceQuery, divided: Bool[np.ndarray, "n"]) -> RowsAndHalves:
     """Distinct rows of a request and of its halves: half the batch, a quarter and so on while it is
     divisible.
 
     Args:
         divided: whether the halves of a row are needed.
-
-    Returns:
-        The `m` distinct rows, in ascending order of their batches; the index of every given row
-        among them; and the index of each one's half (its own index if it is not divided).
     """
     rows = request.rows
 
@@ -167,7 +172,7 @@ def with_half_batches(
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
     distinct = request.take(source[first])
     distinct = distinct.instead(distinct.rows.changed({"batch": batch[first]}))
-    return distinct, place[: len(request)], place[half[first]]
+    return RowsAndHalves(distinct, place[: len(request)], place[half[first]])
 
 
 @dataclass(frozen=True)

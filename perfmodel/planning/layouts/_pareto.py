@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -140,14 +140,24 @@ def pareto(
     )
 
 
+class _Front(NamedTuple):
+    """Layouts that no other layout beats in every objective."""
+
+    numbers: Int[np.ndarray, " front"]
+    """Their numbers among the candidates."""
+    values: Float[np.ndarray, "front objectives"]
+    evaluated: int
+    """Number of layouts that were evaluated."""
+
+
 def _front(
     question: Question,
     goals: Sequence[Goal],
     candidates: Candidates,
     executor: Executor,
     report: Report,
-) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
-    """Return the front, sorted by the first objective, and how many layouts were evaluated."""
+) -> _Front:
+    """The front, sorted by the first objective."""
     # All goals share constraints and tariff, so that one set of quantities serves them.
     before = goals[0].before(candidates)
     size = candidates.bound_s.shape
@@ -182,7 +192,7 @@ def _front(
         for point in values:
             open_layouts &= ~(point <= bound).all(axis=1)
     order = np.lexsort(values.T[::-1])
-    return numbers[order], values[order], evaluated
+    return _Front(numbers[order], values[order], evaluated)
 
 
 def non_dominated(

@@ -256,19 +256,20 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     """Costs of stages on each kind of nodes that the layout uses."""
     if base.kinds is None:
         return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
-    ends = {
-        on_kind.cluster.name: (on_kind, link)
-        for on_kind, link in zip(problem.kinds, problem.links, strict=True)
-    }
 
     # Transfers cross the link between kinds only if stages lie on more than one of them.
-    used = dict.fromkeys(base.kinds)
-    link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
+    used_kinds = dict.fromkeys(base.kinds)
+    is_mixed = len(used_kinds) > 1
+    costs_by_name: dict[str, StageCosts] = {}
+    for on_kind, link in zip(problem.kinds, problem.links, strict=True):
+        if on_kind.cluster.name in used_kinds:
+            costs = stage_costs(on_kind, base, recompute_to_fit, link if is_mixed else None)
+            costs_by_name[on_kind.cluster.name] = costs
+
+    # Kinds stand in the order of the stages.
     costs_by_kind: dict[str | None, StageCosts]
-    costs_by_kind = {
-        kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used
-    }
-    return KindCosts(costs_by_kind, tuple(base.kinds.count(kind) for kind in used))
+    costs_by_kind = {kind: costs_by_name[kind] for kind in used_kinds}
+    return KindCosts(costs_by_kind, tuple(base.kinds.count(kind) for kind in used_kinds))
 
 
 def _few_cuts(base: Layout) -> list[Layout]:

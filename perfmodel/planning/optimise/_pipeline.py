@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, permutations
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -286,10 +286,18 @@ def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
         yield tuple(chain.from_iterable(pieces))
 
 
-def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Index of a partition's stages in tables [stage, first layer, end]."""
+class StageSpans(NamedTuple):
+    """A partition's stages, as an index into tables [stage, first layer, end]."""
+
+    stage: np.ndarray
+    first_layer: np.ndarray
+    end: np.ndarray
+
+
+def spans(sizes: Sequence[int]) -> StageSpans:
+    """The stages of a partition by the number of their layers."""
     end = np.cumsum(sizes)
-    return np.arange(len(end)), end - np.array(sizes), end
+    return StageSpans(np.arange(len(end)), end - np.array(sizes), end)
 
 
 def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable[tuple[int, ...]]:

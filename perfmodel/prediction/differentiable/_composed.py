@@ -74,6 +74,17 @@ class _Between(NamedTuple):
     """Event (place in `ops`) of every occurrence."""
 
 
+class ComposedLayout(NamedTuple):
+    """A layout as a differentiable function of its machine needs it."""
+
+    programs: Programs
+    tables: Tables
+    times: Times
+    """Times on the machine as it is."""
+    families: list[str]
+    """Op families of the kernels."""
+
+
 def composed(
     problems: Sequence[StepProblem],
     steps: Sequence[Sequence[LayoutBatch]],
@@ -81,7 +92,7 @@ def composed(
     scales: Sequence[float],
     *,
     elastic: bool,
-) -> tuple[Programs, Tables, Times, list[str]]:
+) -> ComposedLayout:
     """Compose the programs of a layout.
 
     Args:
@@ -91,9 +102,6 @@ def composed(
         layers: layers of every stage.
         scales: factor of the step of each size.
         elastic: whether prices follow the machine's rates.
-
-    Returns:
-        The programs, their tables, times on the machine as it is, and the op families of kernels.
     """
     problem, layout_batch = problems[0], steps[0][0]
     spec = layout_batch.spec
@@ -119,19 +127,17 @@ def composed(
     cuts = Cuts.of(layout_batch.composed[0].events, spec.segments)
     knots = _knots(layers)
 
-    entries, entry_ops, between_requests = _between_blocks(
-        problems, parts, starts, cuts, knots, layers
-    )
-    requests += between_requests
+    between = _between_blocks(problems, parts, starts, cuts, knots, layers)
+    requests += between.requests
 
     # All events are priced at once. Prices of one request follow those of the one before it.
     family_names = _kernel_families(requests)
     first_price = np.cumsum([0, *(len(request.ops) for request in requests)])
     priced = joined_prices(prices(requests, family_names, elastic=elastic))
     first_between = first_price[len(shards) : -1]
-    entry_at = np.concatenate(entries)
+    entry_at = np.concatenate(between.entries)
     entry_price = np.concatenate(
-        [begin + ops for begin, ops in zip(first_between, entry_ops, strict=True)]
+        [begin + ops for begin, ops in zip(first_between, between.entry_ops, strict=True)]
     )
 
     # Times on the unchanged machine, for functions in which neither rates nor host costs vary.
@@ -156,7 +162,18 @@ def composed(
         scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
         **_host_tables(problems, batches_of_types, programs),
     )
-    return programs, tables, times, family_names
+    return ComposedLayout(programs, tables, times, family_names)
+
+
+class _EventsBetween(NamedTuple):
+    """Events between blocks, by type of device and part of the program."""
+
+    entries: list[np.ndarray]
+    """Places in a table of (type, knot, class) to which events add."""
+    entry_ops: list[np.ndarray]
+    """Event of the request that each place adds."""
+    requests: list[PriceRequest]
+    """Requests for the events' prices."""
 
 
 def _between_blocks(
@@ -166,13 +183,8 @@ def _between_blocks(
     cuts: Cuts,
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
-) -> tuple[list[np.ndarray], list[np.ndarray], list[PriceRequest]]:
-    """Events between blocks under each type of device.
-
-    Returns:
-        By type and part: the places in a table of (type, knot, class) to which events add, the
-        event of the request that each of these adds, and the request for the events' prices.
-    """
+) -> _EventsBetween:
+    """Events between blocks under each type of device."""
     entries: list[np.ndarray] = []
     entry_ops: list[np.ndarray] = []
     requests: list[PriceRequest] = []
@@ -188,7 +200,7 @@ def _between_blocks(
             requests.append(
                 PriceRequest(type_problem, events_between.ops, _event_pricer(events_between.ops))
             )
-    return entries, entry_ops, requests
+    return _EventsBetween(entries, entry_ops, requests)
 
 
 def _parts(steps: Sequence[Sequence[LayoutBatch]]) -> list[_Part]:

@@ -162,16 +162,24 @@ class Scales:
         return Scales(self.within[nodes], self.single[nodes], self.weight[nodes], overall[nodes])
 
 
+class StandardNodes(NamedTuple):
+    """Quadrature nodes over the logs of two scales, in standard deviations."""
+
+    within: Float[np.ndarray, " nodes"]
+    single: Float[np.ndarray, " nodes"]
+    weight: Float[np.ndarray, " nodes"]
+    """Weight of each pair of nodes; they sum to 1."""
+
+
 @lru_cache
-def standard_nodes() -> tuple[
-    Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]
-]:
-    """Quadrature nodes over both log scales, in standard deviations, and the weight of each
-    pair."""
+def standard_nodes() -> StandardNodes:
+    """Gauss-Hermite nodes for all pairs of both scales."""
     within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
     single, single_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
     weight = np.outer(within_weight, single_weight).ravel()
-    return np.repeat(within, NODES[1]), np.tile(single, NODES[0]), weight / weight.sum()
+    return StandardNodes(
+        np.repeat(within, NODES[1]), np.tile(single, NODES[0]), weight / weight.sum()
+    )
 
 
 def scales(scatter: tuple[float, float]) -> Scales:

@@ -155,7 +155,7 @@ def scattered_errors(left_out: LeftOut, deviations: Any) -> ScatteredErrors:
     """
     import jax.numpy as jnp
 
-    *nodes, node_weight = standard_nodes()
+    nodes = standard_nodes()
     own_parts = left_out.own_parts
     return ScatteredErrors(
         residual=left_out.residual,
@@ -163,8 +163,11 @@ def scattered_errors(left_out: LeftOut, deviations: Any) -> ScatteredErrors:
         within=own_parts.within,
         repeats=own_parts.repeats,
         noise=left_out.noise,
-        scales=(jnp.exp(2 * deviations[0] * nodes[0]), jnp.exp(2 * deviations[1] * nodes[1])),
-        log_weight=np.log(node_weight)[:, None],
+        scales=(
+            jnp.exp(2 * deviations[0] * nodes.within),
+            jnp.exp(2 * deviations[1] * nodes.single),
+        ),
+        log_weight=np.log(nodes.weight)[:, None],
     )
 
 

@@ -4,7 +4,7 @@ widths as their conformal quantiles."""
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,10 +46,18 @@ PER_SERIES: Final = 400
 """Most rows of one series that count, so that dense sweeps do not dominate."""
 
 
-def usable(
-    tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES
-) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
-    """The usable rows, and the number of others by reason."""
+class UsableRows(NamedTuple):
+    """Measured collectives that can be fitted to."""
+
+    collectives: CollectiveRows
+    exchanges: moe.MoeRows
+    """Exchanges of tokens between experts."""
+    left_out: dict[str, int]
+    """Number of other rows, by reason."""
+
+
+def usable(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> UsableRows:
+    """The rows of tables that can be fitted to."""
     table = (
         pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
     )
@@ -69,7 +77,8 @@ def usable(
     reason, slow = reasons_to_set_aside(rows, no_guide)
     slow &= sources.keep_slow
     rows = replace(rows, slow=slow)
-    return rows.take((reason == "") | slow), exchanges, counted(rows, np.where(slow, "", reason))
+    left_out = counted(rows, np.where(slow, "", reason))
+    return UsableRows(rows.take((reason == "") | slow), exchanges, left_out)
 
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
