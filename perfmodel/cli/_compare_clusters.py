@@ -185,14 +185,15 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
     if run.days is not None:
         cost = "-" if run.cost_usd is None else f"${counted(run.cost_usd)}"
         whole_run = (f"{run.days:,.3g}", cost)
+    price = "-"
+    if run.usd_per_million_tokens is not None:
+        price = figure(run.usd_per_million_tokens * tokens, 3)
     return (
         p.cluster,
         str(p.devices),
         duration(p.step_time_s),
         interval(p.step_time_lo_s, p.step_time_hi_s),
         *whole_run,
-        "-"
-        if run.usd_per_million_tokens is None
-        else figure(run.usd_per_million_tokens * tokens, 3),
+        price,
         energy,
     )

@@ -113,7 +113,8 @@ def _compressed_keys(
 ) -> list[Piece]:
     """Compressed keys of `width` elements: products to keys and to their weights, a softmax of
     these over the tokens of a window, the weighted sum, and its norm."""
-    rows, made = local.norm_tokens, compression.series * width
+    rows = local.norm_tokens
+    made = compression.series * width
     n_keys = max(1, rows // compression.rate)
     return [
         linear(local.precision, rows, 2 * made, local.hidden, kept_input=0.0, kept_output=1.0),
@@ -250,7 +251,8 @@ def hyper_connection(local: ShardSizes, hyper: HyperConnections) -> list[Piece]:
     All are made of normalised streams in 32 bits; the addition to one stream counts as the
     residual's.
     """
-    rows, width = local.norm_tokens, hyper.count * local.hidden
+    rows = local.norm_tokens
+    width = hyper.count * local.hidden
     streams_bytes = float(rows * width * local.act_bytes)
     return [
         pointwise(local.precision, [("norm", 1)], rows, width),
@@ -264,7 +266,8 @@ def hyper_connection(local: ShardSizes, hyper: HyperConnections) -> list[Piece]:
 
 def hyper_head(local: ShardSizes, hyper: HyperConnections) -> list[Piece]:
     """The weighted sum of streams that the final norm sees."""
-    rows, width = local.norm_tokens, hyper.count * local.hidden
+    rows = local.norm_tokens
+    width = hyper.count * local.hidden
     return [
         pointwise(local.precision, [("norm", 1)], rows, width),
         linear(local.precision, rows, hyper.count, width, bias=hyper.count + 1),
