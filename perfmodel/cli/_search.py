@@ -294,12 +294,13 @@ def _launch_text(
 ) -> str:
     """The launch file of the recommended layout, or of the first that a file can state.
 
-    Layouts that are passed over are noted with the reason.
+    Layouts that are passed over are noted with the reason, and so is what the file leaves to the
+    training script.
 
     Raises:
         LaunchFileError: none of them can be written; with the reason for the first.
     """
-    from perfmodel.ingest.launch import export_launch
+    from perfmodel.ingest.launch import launch_file
 
     problem = problem_of(arguments, quiet=True)
     node = problem.cluster.devices_per_node
@@ -310,7 +311,7 @@ def _launch_text(
     for p in [result.first_to_try, *ranked]:
         job = replace(problem.job, global_batch=p.global_batch)
         try:
-            text = export_launch(
+            file = launch_file(
                 p.layout,
                 framework,
                 model=problem.model,
@@ -324,7 +325,10 @@ def _launch_text(
         note(f"skipped: {line}" for line in refused[:MOST_NAMED])
         if refused:
             note([f"exported: {p.layout_notation}"])
-        return text
+        note(file.left_to_script)
+        if file.by_script:
+            note([f"to predict the file as it will run, give --layout {file.by_script} beside it"])
+        return file.text
     raise LaunchFileError(
         f"search: none of the {len(result.layouts)} best layouts can be written as a launch file: {refused[0]}; "
         "increase --top, or fix these settings with --fix"

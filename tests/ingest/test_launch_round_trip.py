@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, LayoutError
-from perfmodel.ingest.launch import FORMATS, comparable, parse_launch, read_launch
+from perfmodel.ingest.launch import (
+    FORMATS,
+    comparable,
+    launch_file,
+    parse_launch,
+    read_launch,
+)
 from perfmodel.spec import Layout, Model, partition_by_cost
 
 FILES = Path(__file__).parent / "launch_files"
@@ -255,6 +261,84 @@ def test_any_layout_comes_back_or_is_refused_with_a_reason(
         return
     assert "cannot state" in said
     assert "\n" not in said
+
+
+BY_SCRIPT: dict[str, dict[str, tuple[object, ...]]] = {
+    "deepspeed": {"recompute": ("none", "selective", "full"), "pp": (1, 2, 4), "ep": (1, 2)},
+    "fsdp": {"tp": (1, 2), "pp": (1, 2)},
+}
+"""What these frameworks can do besides, by their training script."""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_what_a_file_cannot_carry_is_named(framework: str, data: st.DataObject) -> None:
+    """Whatever the file and the sentences beside it leave open is the same as was asked for."""
+    layout, model = data.draw(possible(framework))
+    for name, choices in BY_SCRIPT.get(framework, {}).items():
+        # Groups of DeepSpeed that hold copies of weights divide all devices, not those of a stage.
+        if layout.replicate > 1 or (name == "ep" and layout.dp % 2):
+            continue
+        layout = layout.replace(**{name: data.draw(st.sampled_from(choices), label=name)})
+    job = job_of(layout, 4 * layout.pp, framework)
+    file = launch_file(layout, framework, model=model, job=job)
+    named = " ".join(file.left_to_script)
+    form = next(form for form in FORMATS if form.frameworks[0] == framework)
+    place = f"file{ENDINGS[form.syntax]}"
+    # With what the training script sets, the file gives the whole layout.
+    complete = parse_launch(
+        file.text, place, devices=layout.devices, model=model, layout=file.by_script
+    )
+    assert complete.layout is not None
+    assert comparable(complete.layout) == comparable(as_it_runs(layout, framework, model))
+    for name in form.in_script:
+        is_usual = getattr(layout, name) == getattr(Layout(), name)
+        assert (f"{name}=" in file.by_script) is not is_usual
+        assert (f"{name}={getattr(layout, name)} is not in this file" in named) is not is_usual
+    # What it does not state of the model and the job is named too.
+    stated = {
+        "seq_len": complete.seq_len,
+        "global_batch": complete.global_batch,
+        "dtype": complete.job_fields.get("dtype"),
+    }
+    for name, value in stated.items():
+        assert (value != getattr(job, name)) is (f"{name}={getattr(job, name)}" in named)
+    # In formats that have comments, the file itself says so.
+    for sentence in file.left_to_script[:-1] if form.syntax != "json" else ():
+        assert f"# {sentence}" in file.text
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout"),
+    [
+        ("deepspeed", "dp=8,zero=3,recompute=full"),
+        ("deepspeed", "dp=4,pp=2,zero=1"),
+        ("deepspeed", "dp=8,ep=2,zero=1"),
+        ("fsdp", "tp=2,dp=4,zero=3"),
+    ],
+)
+def test_what_only_a_script_can_set_is_no_reason_to_write_another_layout(
+    framework: str, layout: str
+) -> None:
+    asked = Layout.parse(layout)
+    model = "mixtral-8x7b" if asked.ep > 1 else "llama3-8b"
+    job = job_of(asked, 4)
+    file = launch_file(asked, framework, model=model, job=job)
+    assert "in the training script" in file.left_to_script[0]
+    assert f"model={model}" in file.left_to_script[-1]
+    with pytest.raises(LaunchFileError, match="cannot state"):
+        pm.export_launch(asked, framework, model=model, job=job)
+
+
+def test_a_comment_of_a_written_file_keeps_what_the_script_sets(tmp_path: Path) -> None:
+    asked = Layout.parse("tp=2,dp=4,zero=3")
+    file = launch_file(asked, "fsdp", model="llama3-8b", job=job_of(asked, 4))
+    path = tmp_path / "run.yaml"
+    path.write_text(file.text)
+    layout = read_launch(path, model="llama3-8b", global_batch=16).layout
+    assert layout is not None
+    assert comparable(layout) == comparable(asked)
 
 
 SMALL = st.builds(

@@ -2,7 +2,13 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch._changes import FileChanges, SettingChange, changed_settings
-from perfmodel.ingest.launch._export import comparable, export_launch, write_launch
+from perfmodel.ingest.launch._export import (
+    LaunchFile,
+    comparable,
+    export_launch,
+    launch_file,
+    write_launch,
+)
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import Harm, Unread, listed
 from perfmodel.ingest.launch._hooks import HOOKS, hook_lines

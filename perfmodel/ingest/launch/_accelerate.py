@@ -155,7 +155,10 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
     # Of the four engines only FSDP is written, because DeepSpeed's and Megatron's own files are
     # more complete than Accelerate's blocks for them.
-    if any(fields[name] > 1 for name in ("tp", "pp")):
+    refused = [
+        name for name in ("tp", "pp") if fields[name] > 1 and name not in fields["by_script"]
+    ]
+    if refused:
         raise LaunchFileError(
             "tp and pp: this file is written for FSDP, which has neither; use tp=1,pp=1"
         )
@@ -310,6 +313,13 @@ ACCELERATE: Final = LaunchFormat(
         "megatron_lm_config.megatron_lm_gradient_clipping",
         "parallelism_config.parallelism_config_sp_*",
     ),
+    in_script={
+        "tp": (
+            "shard the layers in the training script (torch.distributed.tensor.parallel.parallelize_module, or "
+            "from_pretrained(tp_plan=...)) before FSDP wraps them"
+        ),
+        "pp": "cut the model into stages in the training script (torch.distributed.pipelining)",
+    },
     limits={
         "cp": "context parallelism is set up in the training script",
         "ep": "it does not distribute experts",

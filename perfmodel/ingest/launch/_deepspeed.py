@@ -426,4 +426,12 @@ DEEPSPEED: Final = LaunchFormat(
         "overlap_param_gather": "prefetching can only be set with ZeRO stage 3",
         "prefetch": "it prefetches a number of parameters, not of layers",
     },
+    in_script={
+        "recompute": (
+            "switch activation checkpointing on in the training script (gradient_checkpointing_enable(), or "
+            "--gradient_checkpointing of Hugging Face's Trainer)"
+        ),
+        "pp": "build the model as a deepspeed.pipe.PipelineModule of this many stages in the training script",
+        "ep": "build expert layers as deepspeed.moe.layer.MoE with this ep_size in the training script",
+    },
 )

@@ -5,7 +5,7 @@ right.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,18 @@ def _order_of_degrees(layout: Layout, order: str) -> list[str]:
     return [name for name in order.split("-") if getattr(layout, name) > 1]
 
 
+@dataclass(frozen=True)
+class LaunchFile:
+    """A written launch file, and what it cannot carry."""
+
+    text: str
+    by_script: str
+    """What of the layout the training script must set, in the notation of layouts; empty for
+    nothing."""
+    left_to_script: tuple[str, ...]
+    """Facts that the file does not state, each with where to set it."""
+
+
 def export_launch(
     layout: Layout,
     framework: str,
@@ -92,32 +104,69 @@ def export_launch(
         LaunchFileError: the framework cannot run the layout; the message says which setting, and
             why.
     """
+    return _exported(layout, framework, model, job, devices_per_node, like, is_strict=True).text
+
+
+def launch_file(
+    layout: Layout,
+    framework: str,
+    *,
+    model: Model | str | None = None,
+    job: Job | None = None,
+    devices_per_node: int = networks.DEVICES_PER_NODE,
+    like: Path | str | None = None,
+) -> LaunchFile:
+    """Write a launch file as `export_launch` does, and say what it leaves to the training script.
+
+    Parts of the layout that only the training script can set (`LaunchFormat.in_script`) are
+    accepted and named instead of refused. With these given, reading the file back gives the same
+    layout.
+
+    Raises:
+        UnknownNameError, LaunchFileError: as `export_launch`.
+    """
+    return _exported(layout, framework, model, job, devices_per_node, like, is_strict=False)
+
+
+def _exported(
+    layout: Layout,
+    framework: str,
+    model: Model | str | None,
+    job: Job | None,
+    devices_per_node: int,
+    like: Path | str | None,
+    *,
+    is_strict: bool,
+) -> LaunchFile:
+    """The launch file of a layout; `is_strict`: whether it must state all of the layout."""
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
     layout = without_own_cut(form.frameworks[0], layout, model)
+    # Degrees of 1 and modes that are off need no line in the training script.
+    usual = Layout()
+    by_script: Fields = {}
+    for name in () if is_strict else form.in_script:
+        if layout.value(name) != usual.value(name):
+            by_script[name] = layout.value(name)
     fields = _fields_for(form, framework, layout, model, job, devices_per_node)
+    fields["by_script"] = tuple(by_script)
     # The label says the stages as they will run, though the file leaves the cut to the framework.
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
-    if form.elsewhere:
+    kept = {name: layout.value(name) for name in form.elsewhere} | by_script
+    if kept:
         # Fields without a key in the format are written into a comment, which is read back.
-        unwritten = [f"{name}={layout.value(name)}" for name in form.elsewhere]
-        comments.append("perfmodel: " + ",".join(unwritten))
+        comments.append("perfmodel: " + _notation(kept))
+    comments += [_by_script(form, name, value) for name, value in by_script.items()]
     # The text is read back under this name: files that it includes lie beside the user's own.
     place = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
+    writing = _Writing(form, place, layout, model, job, by_script)
     try:
         # A user's own file keeps as much as it can: first all settings that agree, then only those
         # of other things.
         if like is not None and form.syntax != "arguments":
             try:
-                return _written(
-                    form,
-                    merged(form, fields, like, stays=True),
-                    comments,
-                    place,
-                    layout,
-                    model,
-                    job,
-                )
+                values = merged(form, fields, like, stays=True)
+                return writing.file(values, comments)
             except LaunchFileError:
                 # Settings that stayed contradict the new values: write all of these anew.
                 values = merged(form, fields, like, stays=False)
@@ -134,7 +183,17 @@ def export_launch(
         comments.append(
             f"model {model.name}: this format has no key for the model; choose it in the training script"
         )
-    return _written(form, values, comments, place, layout, model, job)
+    return writing.file(values, comments)
+
+
+def _notation(fields: Mapping[str, object]) -> str:
+    """Fields in the notation of layouts."""
+    return ",".join(f"{name}={written(value)}" for name, value in fields.items())
+
+
+def _by_script(form: LaunchFormat, name: str, value: object) -> str:
+    """A sentence on a field of the layout that the training script sets."""
+    return f"{name}={written(value)} is not in this file: {form.in_script[name]}"
 
 
 def launch_values(
@@ -153,7 +212,8 @@ def launch_values(
     form = launch_format(framework)
     model = catalog.model(model) if isinstance(model, str) else model
     layout = without_own_cut(form.frameworks[0], layout, model)
-    return dict(form.write(_fields_for(form, framework, layout, model, job, devices_per_node)))
+    fields = _fields_for(form, framework, layout, model, job, devices_per_node)
+    return dict(form.write(fields | {"by_script": ()}))
 
 
 def _fields_for(
@@ -170,31 +230,78 @@ def _fields_for(
     return _fields(layout, model, job, devices_per_node) | {"framework": named}
 
 
-def _written(
-    form: LaunchFormat,
-    values: Mapping[str, Any],
-    comments: Sequence[str],
-    place: str,
-    layout: Layout,
-    model: Model | None,
-    job: Job | None,
-) -> str:
-    """The file's text, which gives the same layout and job when it is read back; raises
-    `LaunchFileError` if not."""
-    text = WRITERS[form.syntax](values, tuple(comments))
-    # The written file is read back: a user must launch exactly what was predicted, setting by
-    # setting.
-    back = parse_launch(
-        text,
-        place,
-        devices=layout.devices,
-        model=model,
-        global_batch=job.global_batch if job else None,
-    )
-    if back.layout is not None:
-        back = replace(back, layout=without_own_cut(form.frameworks[0], back.layout, model))
-    _require_same(form, back, layout, job)
-    return text
+@dataclass(frozen=True)
+class _Writing:
+    """What a file is written for, and must give when it is read back."""
+
+    form: LaunchFormat
+    place: str
+    layout: Layout
+    model: Model | None
+    job: Job | None
+    by_script: Mapping[str, object]
+    """Fields of the layout that the training script sets."""
+
+    def file(self, values: Mapping[str, Any], comments: Sequence[str]) -> LaunchFile:
+        """The file, which gives the same layout and job when it is read back; raises
+        `LaunchFileError` if not."""
+        text = WRITERS[self.form.syntax](values, tuple(comments))
+        # The written file is read back: a user must launch exactly what was predicted, setting by
+        # setting.
+        back = parse_launch(
+            text,
+            self.place,
+            devices=self.layout.devices,
+            model=self.model,
+            global_batch=self.job.global_batch if self.job else None,
+            layout=self.notation,
+        )
+        if back.layout is not None:
+            cut = without_own_cut(self.form.frameworks[0], back.layout, self.model)
+            back = replace(back, layout=cut)
+        _require_same(self.form, back, self.layout, self.job)
+        return LaunchFile(text, self.notation, self._left_out(text))
+
+    @property
+    def notation(self) -> str:
+        """What the training script sets, as a layout; experts are checked against replicas."""
+        return _notation({**self.by_script, "dp": self.layout.dp}) if self.by_script else ""
+
+    def _left_out(self, text: str) -> tuple[str, ...]:
+        """Facts of the prediction that the file does not state, each with where to set it."""
+        sentences = [_by_script(self.form, name, value) for name, value in self.by_script.items()]
+        alone = parse_launch(
+            text,
+            self.place,
+            devices=self.layout.devices,
+            model=self.model,
+            layout=self.notation,
+            needs_layout=False,
+        )
+        unstated: list[str] = []
+        if self.model is not None and not self._states_model(text):
+            unstated.append(f"model={self.model.name}")
+        if self.job is not None:
+            if alone.seq_len is None:
+                unstated.append(f"seq_len={self.job.seq_len}")
+            # Some files have no accumulation, and read alone have one batch of each device.
+            if alone.global_batch != self.job.global_batch:
+                unstated.append(f"global_batch={self.job.global_batch}")
+            if "dtype" not in alone.job_fields:
+                unstated.append(f"dtype={self.job.dtype}")
+        if unstated:
+            are = "is" if len(unstated) == 1 else "are"
+            sentences.append(
+                f"{', '.join(unstated)} {are} not in this file: set in the training script"
+            )
+        return tuple(sentences)
+
+    def _states_model(self, text: str) -> bool:
+        """Whether the file says which model is trained."""
+        try:
+            return parse_launch(text, self.place, devices=self.layout.devices).model is not None
+        except PerfModelError:
+            return False
 
 
 def without_own_cut(framework: str, layout: Layout, model: Model | None) -> Layout:

@@ -55,6 +55,9 @@ class LaunchFormat:
     """Function that returns the framework of a file, if the format serves several."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """Reasons why fields of `Layout` cannot be expressed, for error messages."""
+    in_script: Mapping[str, str] = field(default_factory=dict)
+    """Fields of `Layout` that the framework runs but only the training script can set, and how it
+    does."""
 
     def recognises(self, entries: Entries) -> bool:
         """Whether a file of the right syntax is of this format."""

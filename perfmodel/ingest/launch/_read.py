@@ -166,7 +166,9 @@ def parse_launch(
             raise LaunchFileError(
                 f"{place}: {kept_layout.schedule}: a launch file may not refer to a schedule file; give --layout"
             )
-        commented = {name: kept_layout.value(name) for name in form.elsewhere}
+        names = [part.partition("=")[0] for part in comment[1].split(",")]
+        by_script = [name for name in form.in_script if name in names]
+        commented = {name: kept_layout.value(name) for name in (*form.elsewhere, *by_script)}
         stated = replace(stated, fields=stated.fields | commented)
     framework = form.framework_of(stated, source.entries)
     launch = settle(
