@@ -309,7 +309,7 @@ def test_the_ranking_is_printed_though_no_script_can_be_written(
     def refuse(*_: object, **__: object) -> str:
         raise LaunchFileError("cannot run it")
 
-    monkeypatch.setattr("perfmodel.ingest.launch.export_launch", refuse)
+    monkeypatch.setattr("perfmodel.ingest.launch.launch_file", refuse)
     words = [
         "--model",
         "llama3-8b",

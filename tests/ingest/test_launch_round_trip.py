@@ -293,9 +293,9 @@ def test_what_a_file_cannot_carry_is_named(framework: str, data: st.DataObject) 
     assert complete.layout is not None
     assert comparable(complete.layout) == comparable(as_it_runs(layout, framework, model))
     for name in form.in_script:
-        is_usual = getattr(layout, name) == getattr(Layout(), name)
+        is_usual = layout.value(name) == Layout().value(name)
         assert (f"{name}=" in file.by_script) is not is_usual
-        assert (f"{name}={getattr(layout, name)} is not in this file" in named) is not is_usual
+        assert (f"{name}={layout.value(name)} is not in this file" in named) is not is_usual
     # What it does not state of the model and the job is named too.
     stated = {
         "seq_len": complete.seq_len,

@@ -277,3 +277,52 @@ def test_only_the_folder_of_a_model_may_depend_on_the_machine(path: str) -> None
 def test_a_model_that_is_itself_open_is_asked_for() -> None:
     with pytest.raises(LaunchFileError, match="give --model"):
         read("run.sh", "NPROC_PER_NODE=4 swift sft --model models/$NAME --train_type full\n")
+
+
+# --- Programs that only look like others ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node=8", "python -u"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--model 7b --seq-len 4096 --micro-batch 4",
+        "--micro-batch-size 4 --seq-len 4096",
+        "--seq-len 4096 --global-batch 64 --micro-batch 4",
+    ],
+)
+def test_abbreviations_alone_are_no_megatron(launcher: str, flags: str) -> None:
+    with pytest.raises(LaunchFileError, match=r"it runs train_fsdp\.py"):
+        read("run.sh", f"{launcher} train_fsdp.py {flags}\n")
+
+
+def test_abbreviations_of_megatron_s_arguments_are_read() -> None:
+    launch = read(
+        "run.sh",
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 4 --hidden-size 256 "
+        "--num-attention-heads 4 --micro-batch 2 --seq-len 512\n",
+    )
+    assert launch.layout is not None
+    assert (launch.seq_len, launch.layout.micro_batch) == (512, 2)
+
+
+@pytest.mark.parametrize(("batch", "passes", "sequences"), [(1, 4, 8), (4, 1, 8)])
+def test_a_batch_of_diffusers_is_one_of_a_device(batch: int, passes: int, sequences: int) -> None:
+    launch = read(
+        "run.sh",
+        "accelerate launch --num_processes 2 train_dreambooth.py --resolution=512 "
+        f"--pretrained_model_name_or_path=flux.1-dev --train_batch_size={batch} "
+        f"--gradient_accumulation_steps={passes}\n",
+    )
+    assert launch.layout is not None
+    assert (launch.global_batch, launch.layout.micro_batch) == (sequences, batch)
+
+
+@pytest.mark.parametrize("program", ["swift sft --train_type lora", "python finetune.py"])
+@pytest.mark.parametrize(("visible", "devices"), [("0", 1), ("6", 1), ("0,1", None), ("", None)])
+def test_one_visible_device_is_all_there_is(
+    program: str, visible: str, devices: int | None
+) -> None:
+    command = f"{program} --model_name_or_path qwen3-8b --per_device_train_batch_size 2"
+    launch = read("run.sh", f"export CUDA_VISIBLE_DEVICES={visible}\n{command}\n")
+    assert launch.devices == devices

@@ -226,7 +226,7 @@ def read_arguments(
     commands = training if any(_known(command, known) for command in training) else commands
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _note_on_others(best, commands, known, switches)
-    entries = command_entries(best.argv, known, switches)
+    entries = command_entries(best.argv, _spelled(best, known), switches)
     started = _numbers_of(best.argv, bool({"nodes", "ntasks"} & set(job)))
     if "ntasks-per-node" in started:
         # The job's number of tasks is that of the whole job, and this command runs only part of it.
@@ -245,6 +245,21 @@ def read_arguments(
         entries |= _from_configuration(entries["deepspeed-config"], neighbours)
     entries = listed_hosts(entries, neighbours) | entries
     return Source(place=place, entries=entries, notes=tuple(notes))
+
+
+_FEWEST_SPELLED: Final = 3
+"""Fewest arguments in full that tell a framework's program from others."""
+
+
+def _spelled(command: Command, known: frozenset[str]) -> frozenset[str]:
+    """Arguments of which a command may have abbreviations: all, if it has some in full.
+
+    `--seq-len` and `--micro-batch` begin like a framework's arguments, but are those of many other
+    programs too.
+    """
+    names = {_name(word.text) for word in command.argv if word.text.startswith("--")}
+    spelled = frozenset(names & known - set(LAUNCHING))
+    return known if len(spelled) >= _FEWEST_SPELLED else spelled | frozenset(LAUNCHING)
 
 
 def _program(command: Command, known: frozenset[str]) -> PurePosixPath:

@@ -491,4 +491,5 @@ def _visible(training: _Training) -> int:
     listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
     if takes_all and re.fullmatch(r"\d+(,\d+)*", listed):
         return listed.count(",") + 1
-    return 0
+    # With several devices one process may use one of them or all; with one there is no choice.
+    return int(listed.isdecimal())

@@ -29,6 +29,8 @@ from perfmodel.ingest.launch._trainer_names import (
 
 _WHOLE_BATCH: Final = "train_batch_size"
 _DEVICE_BATCH: Final = "train_micro_batch_size_per_gpu"
+_OF_DIFFUSERS: Final = "pretrained_model_name_or_path"
+"""The argument by which diffusers' scripts name their model."""
 OWN_FORM: Final = replace(
     TRAINER,
     name="own-program",
@@ -76,7 +78,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "use_flash_attn": "attn_implementation",
     "model_path": "model_name_or_path",
     "model_id": "model_name_or_path",
-    "pretrained_model_name_or_path": "model_name_or_path",
+    _OF_DIFFUSERS: "model_name_or_path",
 }
 """Arguments of such programs, with the corresponding names of Hugging Face's Trainer."""
 OWN_NAMES: Final = frozenset(
@@ -145,6 +147,9 @@ def in_words_of_trainer(
         if not {"bf16", "fp16", "dtype", "torch_dtype"} & set(renamed):
             renamed["bf16"] = Entry(True, renamed["zero_stage"].line)
             renamed[HALF_ASSUMED] = Entry("bf16", renamed["zero_stage"].line)
+    # diffusers' scripts call the batch of a device so (`examples/dreambooth`).
+    if _OF_DIFFUSERS in entries and _WHOLE_BATCH in renamed and MICRO not in renamed:
+        renamed[MICRO] = renamed.pop(_WHOLE_BATCH)
     # A batch of the whole step together with one per device are the settings that DeepSpeed
     # receives.
     if _WHOLE_BATCH in renamed and MICRO in renamed and ACCUMULATION not in renamed:

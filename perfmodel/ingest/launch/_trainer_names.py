@@ -54,5 +54,6 @@ MODEL_KEYS: Final = (
     # Programs of Qwen's and LLaVA's followers.
     "model_id",
     "model_path",
+    "pretrained_model_name_or_path",
 )
 QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", QLORA)
