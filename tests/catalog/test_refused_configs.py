@@ -169,7 +169,7 @@ def test_numbers_of_layers_with_experts_win_over_their_step() -> None:
 
 
 def test_large_models_of_rwkv_6_make_mixtures_through_more_elements() -> None:
-    """RWKV-LM RWKV-v5/src/model.py: twice as many at a hidden size of 4,096."""
+    """llama.cpp's conversion, `Rwkv6Model`: twice as many at a hidden size of 4,096."""
 
     def of_mixing(hidden: int) -> int:
         config = {"model_type": "rwkv6", "hidden_size": hidden, "num_hidden_layers": 1}
@@ -181,6 +181,16 @@ def test_large_models_of_rwkv_6_make_mixtures_through_more_elements() -> None:
         full = 5 * hidden * hidden
         narrow = 2 * 5 * mix * hidden + 2 * decay * hidden
         assert of_mixing(hidden) == full + narrow + 6 * hidden + 4 * hidden
+
+
+def test_rwkv_7_is_the_same_under_the_names_of_its_own_class() -> None:
+    sizes = {"model_type": "rwkv7", "hidden_size": 256, "num_hidden_layers": 2}
+    ranks = {"decay_low_rank_dim": 32, "gate_low_rank_dim": 96, "a_low_rank_dim": 48}
+    own_names = {"lora_rank_decay": 32, "lora_rank_gate": 96, "lora_rank_iclr": 48}
+    one = sizes | ranks | {"v_low_rank_dim": 24, "head_dim": 32}
+    other = sizes | own_names | {"lora_rank_value_residual_mix": 24, "head_size": 32}
+    assert model_from_config(one) == model_from_config(other)
+    assert parameter_count(model_from_config(one)) != parameter_count(model_from_config(sizes))
 
 
 def test_ernie_3_embeds_tasks() -> None:

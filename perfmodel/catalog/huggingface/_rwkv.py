@@ -111,8 +111,8 @@ class Rwkv6(Rwkv5):
     def time_mix(self) -> TimeMix:
         if self.num_heads is None:
             inner = self.attention_hidden_size or self.hidden_size
-            # Models of this hidden size, 7 B and 14 B, have wider ones (RWKV-LM
-            # RWKV-v5/src/model.py).
+            # Models of this hidden size, 7 B and 14 B, have wider ones (llama.cpp's conversion,
+            # `Rwkv6Model.set_gguf_parameters`).
             wider = 2 if self.hidden_size == 4096 else 1
             return TimeMix(
                 inner=inner,
@@ -147,7 +147,15 @@ class Rwkv7:
     few elements; layers but the first add values of the first
     (fla/models/rwkv7/configuration_rwkv7.py and fla/layers/rwkv7.py of flash-linear-attention)."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = {"max_position_embeddings": "context_length"}
+    # RWKV's own class has other names for the same sizes (llama.cpp's conversion, `Rwkv7Model`).
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "max_position_embeddings": "context_length",
+        "head_size": "head_dim",
+        "lora_rank_decay": "decay_low_rank_dim",
+        "lora_rank_gate": "gate_low_rank_dim",
+        "lora_rank_iclr": "a_low_rank_dim",
+        "lora_rank_value_residual_mix": "v_low_rank_dim",
+    }
 
     hidden_size: Count = 2048
     num_hidden_layers: Layers = 24
