@@ -326,3 +326,12 @@ def test_one_visible_device_is_all_there_is(
     command = f"{program} --model_name_or_path qwen3-8b --per_device_train_batch_size 2"
     launch = read("run.sh", f"export CUDA_VISIBLE_DEVICES={visible}\n{command}\n")
     assert launch.devices == devices
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_a_misspelt_switch_of_deepspeed_is_named(half: str) -> None:
+    text = f'{{"{half}": {{"enable": true}}, "train_batch_size": 8, "zero_optimization": {{"stage": 1}}}}'
+    misspelt = read("ds.json", text, devices=4)
+    assert "precision" in doubts(misspelt)
+    assert f"{half}.enable" in doubts(misspelt)
+    assert not read("ds.json", text.replace("enable", "enabled"), devices=4).may_be_wrong

@@ -385,8 +385,15 @@ DEEPSPEED: Final = LaunchFormat(
         "gradient_clipping",
         "prescale_gradients",
         "gradient_predivide_factor",
-        "fp16.*",
-        "bf16.*",
+        # Not all of them: a misspelt switch (`enable`) leaves the precision open.
+        "fp16.*loss_scale*",
+        "fp16.*scale_power",
+        "fp16.hysteresis",
+        "fp16.consecutive_hysteresis",
+        "fp16.auto_cast",
+        "fp16.opt_level",
+        "bf16.immediate_grad_update",
+        "bf16.check_grad_overflow",
         "amp.*",
         "zero_allow_untested_optimizer",
         # Logs and profilers.
