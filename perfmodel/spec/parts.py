@@ -115,7 +115,7 @@ class Indexer(Stated):
 class CompressedAttention(Stated):
     """Attention of DeepSeek-V4 (transformers models/deepseek_v4/modeling_deepseek_v4.py): all heads
     share one key of their size, which is also the value. Queries see the keys of the window, and in
-    most layers one compressed key for every so many tokens before them."""
+    most layers a compressed key for each block of earlier tokens."""
 
     q_lora_rank: int
     """Rank of the query compression."""

@@ -30,7 +30,7 @@ def submitter_of(row: Mapping[str, Any]) -> str:
 
 
 def drawn_of_sources(runs: pd.DataFrame, limit: int) -> pd.DataFrame:
-    """Draw at most some rows of each source, with seed 0; rows keep their index."""
+    """Draw a limited number of rows from each source, with seed 0; rows keep their index."""
     return pd.DataFrame(
         runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(limit)
     )

@@ -21,7 +21,7 @@ CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {
 
 
 def _convolution_letters(kinds: tuple[str, ...], layers: int) -> list[str]:
-    """A letter of `MIXERS` per layer for the words of `layer_types`."""
+    """The mixer of each layer, as its letter in `MIXERS`, from the words of `layer_types`."""
     unknown = sorted(set(kinds) - set(CONVOLUTION_LETTERS))
     if unknown or len(kinds) != layers:
         raise PerfModelError(
@@ -93,7 +93,7 @@ class Lfm3(Llama):
     tie_word_embeddings: bool = True
 
     def letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer."""
+        """The mixer of each layer, as its letter in `MIXERS`."""
         if self.layer_types is not None:
             return _convolution_letters(self.layer_types, self.num_hidden_layers)
         in_turn = ["W", "C", "*", "C"]

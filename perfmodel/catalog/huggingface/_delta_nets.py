@@ -138,7 +138,7 @@ class KimiLinear(DeepSeek):
     linear_conv_kernel_dim: Count | None = 4
 
     def attention(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention or delta net."""
+        """The attention or delta net of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is not None:
             return letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", n_layers)
@@ -235,7 +235,7 @@ class MiniMax(LlamaWithExperts):
     attn_type_list: tuple[CountOrNone, ...] | None = None
 
     def attention(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The attention of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is not None:
             return letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", n_layers)

@@ -285,7 +285,7 @@ class DeepSeekV4(LlamaWithExperts):
     compress_rate_hca: Count | None = None
 
     def attention(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its attention."""
+        """The attention of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.layer_types is not None:
             return letters_of(self.layer_types[:n_layers], _V4_LETTERS, "layer_types", n_layers)

@@ -255,7 +255,7 @@ class NemotronH(Stack):
     moe_latent_size: CountOrNone = 0
 
     def letters(self) -> str:
-        """A letter of `MIXERS` per layer."""
+        """The mixer of each layer, as its letter in `MIXERS`."""
         # NVIDIA's own files give letters, those of transformers a list of words.
         if self.hybrid_override_pattern is not None:
             return self.hybrid_override_pattern

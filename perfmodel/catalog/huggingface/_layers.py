@@ -58,8 +58,8 @@ def mixers_of(attention: Sequence[str], feed_forward: Sequence[str]) -> str:
 def feed_forward_letters(
     listed: Sequence[str] | None, layers: int, first_dense_layers: int
 ) -> list[str]:
-    """A letter of `MIXERS` per layer for its feed-forward: as listed, else experts in all but the
-    first layers.
+    """The feed-forward of each layer, as its letter in `MIXERS`: as listed, else experts in all but
+    the first layers.
 
     Args:
         listed: `mlp_layer_types`; None where the configuration has no such list.
@@ -165,7 +165,7 @@ class LayerLists:
     """Number of the last layer that may have experts (ERNIE 4.5)."""
 
     def attention(self, layers: int, recurrent: str) -> list[str] | None:
-        """A letter of `MIXERS` per layer for its attention, or `recurrent` for a mixer in its
+        """The attention of each layer as its letter in `MIXERS`, or `recurrent` for a mixer in its
         place; None if the configuration has no such list."""
         if self.layer_types is None:
             return None
@@ -173,8 +173,8 @@ class LayerLists:
         return [recurrent if letter in "LM" else letter for letter in letters]
 
     def feed_forward(self, layers: int, experts: Experts | None) -> list[str] | None:
-        """A letter of `MIXERS` per layer for its feed-forward; None where the configuration has no
-        such list."""
+        """The feed-forward of each layer, as its letter in `MIXERS`; None where the configuration
+        has no such list."""
         if experts is None:
             return None
         if self.mlp_layer_types is not None:

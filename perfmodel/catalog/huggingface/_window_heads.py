@@ -270,7 +270,7 @@ class MiMoV2(LlamaWithExperts):
         return ["*" if layer == 0 or (layer + 1) % 6 == 0 else "W" for layer in range(n_layers)]
 
     def feed_forward_letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its feed-forward."""
+        """The feed-forward of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.mlp_layer_types is None and self.moe_layer_freq is not None:
             flags = [str(flag) for flag in self.moe_layer_freq]
@@ -333,7 +333,7 @@ class Step35(LlamaWithExperts):
         return letters_of(self.layer_types[:n_layers], ATTENTION_LETTERS, "layer_types", n_layers)
 
     def feed_forward_letters(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its feed-forward."""
+        """The feed-forward of each layer, as its letter in `MIXERS`."""
         n_layers = self.num_hidden_layers
         if self.mlp_layer_types is not None:
             return letters_of(

@@ -283,7 +283,7 @@ class KnownRuns:
     """alpha = K^-1 y: a covariance with the runs times alpha is the shift that they cause."""
 
     def shift(self, across: CovarianceTerms) -> Float[np.ndarray, "nodes others"]:
-        """Expected logs of measured over expected time of other runs, at every node.
+        """Expected log ratio of measured to predicted time for other runs, at every node.
 
         Args:
             across: covariance of the known runs with them.

@@ -53,8 +53,8 @@ class Recipe:
             or len(self.hidden) != 3
         ):
             raise CalibrationError(
-                f"recipe {self.name}: steps, batch and members must be positive, holdout between 0 and 1, "
-                "hidden three layer widths"
+                f"recipe {self.name}: steps, batch and members must be positive, holdout must be "
+                "between 0 and 1, and hidden must list three layer widths"
             )
 
     def to_dict(self) -> dict[str, Any]:
