@@ -198,7 +198,7 @@ def _placed(
 
 
 def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
-    """A batch with another layout's blocks in the program of an existing batch."""
+    """Return the batch of another layout, whose blocks run in the program of an existing batch."""
     terms = _terms_of(problem, layout, layout_batch.program)
     return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(terms,))
 
