@@ -153,6 +153,7 @@ def test_real_ranks_by_themselves_that_disagree_are_told_too(more: dict, source:
     assert time.monotonic() - begin_s < 60.0
 
 
+@pytest.mark.slow
 def test_a_real_rank_that_is_only_late_disagrees_with_nobody() -> None:
     """Rank 1 comes two seconds after rank 0, which waits meanwhile."""
     run = emulate(emulation("late.py", "2.0", world_size=2, real_ranks=(0, 1), wire=None))
@@ -164,6 +165,7 @@ def test_a_host_that_is_not_known_is_named() -> None:
         PeerPlace.named("nobody@no.such.host.invalid")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux lets anybody take any loopback address"
 )

@@ -108,6 +108,7 @@ def check_table(out: Path, nodes: int, ranks_per_node: int) -> None:
     assert not (out / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_agent_is_named_and_the_run_goes_on_where_it_was(out: Path):
     def launch() -> list[subprocess.Popen[str]]:
         return [

@@ -97,6 +97,7 @@ SEQUENCE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_process_that_has_answered_others_answers_as_a_fresh_one(
     tmp_path: Path, fits: list[dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,8 +144,11 @@ _TRL_SWITCHES: Final = ("bf16", "fp16", "gradient_checkpointing")
 
 
 def _switches_of_trl(settings: Mapping[str, Any]) -> Fields:
-    """Precision and recomputation of trl's own programs where no switch says them: since version
-    0.20, `SFTConfig` and its relatives turn both on."""
+    """Precision and recomputation of trl's own programs where no switch says them.
+
+    Since version 0.20 `SFTConfig` and its relatives recompute, and compute in bf16 unless fp16 is
+    set (trl/trainer/sft_config.py, the note on defaults that differ from `TrainingArguments`).
+    """
     if not _OF_TRL.search(str(settings.get(PROGRAM, ""))):
         return {}
     fields: Fields = {}
