@@ -121,10 +121,10 @@ def _usual_s(calls: Sequence[Call]) -> float:
 
     Delays of milliseconds in some calls, such as other work of the machine, are not the kernel's.
     """
-    ratios_by_kernel: dict[tuple, list[float]] = defaultdict(list)
+    times_by_kernel_s: dict[tuple, list[float]] = defaultdict(list)
     for number, call in enumerate(calls):
-        ratios_by_kernel[call.name, number if call.op is None else call.op].append(call.time_s)
-    return sum(len(times_s) * float(np.median(times_s)) for times_s in ratios_by_kernel.values())
+        times_by_kernel_s[call.name, number if call.op is None else call.op].append(call.time_s)
+    return sum(len(times_s) * float(np.median(times_s)) for times_s in times_by_kernel_s.values())
 
 
 def _spread_over_steps(calls: Sequence[Call]) -> float:
