@@ -42,55 +42,74 @@ class BatchResult:
     step_time_s: Float[np.ndarray, " layouts"]
 
 
+class _Weighted(NamedTuple):
+    """Layouts with one program whose makespans enter their step times with a weight."""
+
+    layouts: LayoutBatch
+    weight: float
+
+
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
-    # Batches with the same program are composed in one call.
-    by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = (
-        defaultdict(list)
-    )
-    for whole_step in layout_batches(problem, layouts):
-        for layout_batch, weight in weighted_programs(whole_step):
-            by_program[layout_batch.program.canonical, layout_batch.layouts[0].kinds].append(
-                (layout_batch, weight)
-            )
-    groups = list(by_program.values())
-    specs_of_groups = []
-    for group in groups:
-        specs_of_groups.append(tuple([layout_batch.spec for layout_batch, _ in group]))
-    specs = tuple(specs_of_groups)
+    groups = _by_program(problem, layouts)
+    specs = tuple(tuple(member.layouts.spec for member in group) for group in groups)
     batches = current_session().batches.get_or_compute(specs, lambda: _batches(specs))
-    spans: list[Future[Any]] = []
-    busy_s: dict[tuple[int, ...], np.ndarray] = {}
+
     # The loops over one part's events run in a thread while the next part's durations are composed.
+    spans: list[Future[Any]] = []
+    without_flush: list[tuple[_Weighted, np.ndarray]] = []
     with ThreadPoolExecutor(1) as loops:
         for part, batch in batches:
-            durations_of_part = []
+            durations_s = []
             for group in groups[part]:
-                seconds = durations(problem, joined([layout_batch for layout_batch, _ in group]))
-                ends = np.cumsum([len(layout_batch.lanes) for layout_batch, _ in group])[:-1]
-                durations_of_part += np.split(seconds.astype(np.float32), ends)
-                # A step without a flush takes no less than its busiest rank.
-                for (layout_batch, weight), durations_s in zip(
-                    group, np.split(seconds, ends), strict=True
-                ):
-                    if layout_batch.spec.steps > 1:
-                        busy = rank_busy_s(
-                            [TimedProgram(prepared(layout_batch.spec), durations_s, weight)]
-                        )
-                        busy_s[layout_batch.lanes] = busy_s.get(layout_batch.lanes, 0.0) + busy
-            spans.append(loops.submit(makespan_many, batch, durations_of_part))
+                for member, seconds in zip(group, _durations_s(problem, group), strict=True):
+                    durations_s.append(seconds.astype(np.float32))
+                    if member.layouts.spec.steps > 1:
+                        without_flush.append((member, seconds))
+            spans.append(loops.submit(makespan_many, batch, durations_s))
         # Results are waited for here: an interrupt while an executor joins its thread would leave
         # that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))
-    # Results come in the order of the groups. A step is the weighted sum of its programs'
-    # makespans, and no shorter than the work of its busiest rank or than the arrival of its
-    # samples.
+
+    # A step is the weighted sum of its programs' makespans, which come in the order of the groups,
+    # and no shorter than the work of its busiest rank or than the arrival of its samples.
     time_s = np.zeros(len(layouts))
-    for (layout_batch, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
-        time_s[list(layout_batch.lanes)] += weight * span_s
-    for lanes, busy in busy_s.items():
-        time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
+    for member, span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
+        time_s[list(member.layouts.lanes)] += member.weight * span_s
+    for lanes, busy_s in _busy_s_per_step(without_flush).items():
+        time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy_s.max(axis=1))
     return BatchResult(np.maximum(time_s, problem.job.input_s) + problem.job.generation_s)
+
+
+def _by_program(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[_Weighted]]:
+    """The layouts in groups whose durations are composed in one call: those of equal programs."""
+    groups: dict[tuple[PartitionedProgram, PerRank], list[_Weighted]] = defaultdict(list)
+    for whole_step in layout_batches(problem, layouts):
+        for layout_batch, weight in weighted_programs(whole_step):
+            key = (layout_batch.program.canonical, layout_batch.layouts[0].kinds)
+            groups[key].append(_Weighted(layout_batch, weight))
+    return list(groups.values())
+
+
+def _durations_s(
+    problem: StepProblem, group: Sequence[_Weighted]
+) -> list[Float[np.ndarray, "layouts classes"]]:
+    """Durations of the classes of each member of a group with one program."""
+    seconds = durations(problem, joined([member.layouts for member in group]))
+    ends = np.cumsum([len(member.layouts.lanes) for member in group])
+    return np.split(seconds, ends[:-1])
+
+
+def _busy_s_per_step(
+    members: Sequence[tuple[_Weighted, Float[np.ndarray, "layouts classes"]]],
+) -> dict[tuple[int, ...], Float[np.ndarray, "layouts ranks"]]:
+    """Seconds that each rank works per step, by lanes, from the durations of their programs."""
+    busy_s: dict[tuple[int, ...], np.ndarray] = {}
+    for (layout_batch, weight), seconds in members:
+        program = TimedProgram(prepared(layout_batch.spec), seconds, weight)
+        lanes = layout_batch.lanes
+        busy_s[lanes] = busy_s.get(lanes, 0.0) + rank_busy_s([program])
+    return busy_s
 
 
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
