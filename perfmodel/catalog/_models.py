@@ -263,7 +263,8 @@ def _language_model(config: Config, place: str) -> Transformer:
         )
     reader = huggingface.FAMILIES[relative.family]
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
-    stated = {**relative.defaults, **_stated(config, aliases)}
+    nulls_read = getattr(reader, "NULLS_READ", frozenset())
+    stated = {**relative.defaults, **_stated(config, aliases, nulls_read)}
     family_place = f"{place}, model_type {family!r}"
     read = checked(reader, stated, family_place)
     read_keys = {*vars(read), *aliases}
@@ -274,6 +275,7 @@ def _language_model(config: Config, place: str) -> Transformer:
         if not getattr(reader, "READS_LAYER_TYPES", False):
             fields = huggingface.listed_layers(config, fields, family_place)
         fields |= _stated_tying(config, whole_config, fields)
+        huggingface.check_parts_are_of_family(config, vars(read).keys(), fields)
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
@@ -298,10 +300,20 @@ def _language_model(config: Config, place: str) -> Transformer:
         raise PerfModelError(f"{place}: {error}") from None
 
 
-def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration without nulls, with keys renamed to those of the family's reader."""
+def _stated(
+    config: Config, aliases: Mapping[str, str], nulls_read: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """The configuration without nulls, with keys renamed to those of the family's reader.
+
+    Args:
+        config: the configuration.
+        aliases: names of keys, with the reader's names of them.
+        nulls_read: keys whose nulls mean something else than their absence.
+    """
     stated = {
-        key: huggingface.one_number(value) for key, value in config.items() if value is not None
+        key: huggingface.one_number(value)
+        for key, value in config.items()
+        if value is not None or aliases.get(key, key) in nulls_read
     }
     if isinstance(stated.get("attn_config"), dict):
         stated["attn_config"] = _stated(stated["attn_config"], {})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mutations import mutations
-from test_mutated_files import LLAMA, MIXTRAL
+from test_mutated_files import CONFIGS, LLAMA, MIXTRAL
 
 from perfmodel.catalog import model, model_from_config
 from perfmodel.errors import PerfModelError
@@ -205,3 +205,77 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1725\n")
     with pytest.raises(PerfModelError, match=r"a pointer of Git LFS, .*run git lfs pull"):
         model(path)
+
+
+EXPERTS = {
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "n_routed_experts": 64,
+    "moe_num_experts": [0, 16],
+    "ffn_config": {"moe_num_experts": 4},
+    "moe": {"num_experts": 4},
+}
+LATENT = {"kv_lora_rank": 32}
+PATTERNS = ("nemotron_h",)
+"""Families whose patterns of letters say which layers have experts, if any."""
+
+
+def _with_language_keys(config: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with keys of its language model, which may stand in a part of it."""
+    if "text_config" in config:
+        return config | {"text_config": config["text_config"] | keys}
+    return config | keys
+
+
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - set(PATTERNS)))
+def test_parts_that_a_family_lacks_are_refused_and_not_dropped(family: str) -> None:
+    """A configuration of a dense family that states experts describes another model than the
+    family's class builds."""
+    described = model_from_config(CONFIGS[family])
+    n_refused = 0
+    for key, value in (EXPERTS | LATENT).items():
+        part = "latent_attention" if key in LATENT else "experts"
+        if getattr(described, part) is not None:
+            continue
+        changed = _with_language_keys(CONFIGS[family], {key: value})
+        with pytest.raises(PerfModelError) as refused:
+            model_from_config(changed)
+        assert refused.value.__notes__, key
+        n_refused += 1
+    assert n_refused or (described.experts and described.latent_attention)
+
+
+@pytest.mark.parametrize("count", [0, 1, None, [0, 0], False])
+def test_experts_of_which_there_is_one_or_none_are_no_experts(count: Any) -> None:
+    plain = model_from_config(LLAMA)
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        assert model_from_config(LLAMA | {key: count}) == plain
+
+
+def test_null_ranks_of_rwkv_7_are_those_that_its_layer_chooses() -> None:
+    """Ranks that are null follow from the width (fla/layers/rwkv7.py), absent ones do not."""
+    sizes = {"model_type": "rwkv7", "num_hidden_layers": 2}
+    ranks = ("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")
+    # Widths and sizes of heads: multiples of 32 nearest to 2.5, 5, 2.5 and 1.7 times the root of
+    # the width; all but the gate's grow with the heads.
+    by_width = {
+        (1024, 64): (64, 160, 64, 64),
+        (2048, 64): (128, 224, 128, 64),
+        (2560, 64): (128, 256, 128, 96),
+        (2048, 128): (224, 224, 224, 160),
+        (64, 64): (32, 32, 32, 32),
+    }
+    for (hidden, head), of_width in by_width.items():
+        config = sizes | {"hidden_size": hidden, "head_dim": head}
+        by_layer = model_from_config(config | dict.fromkeys(ranks))
+        assert by_layer == model_from_config(config | dict(zip(ranks, of_width, strict=True)))
+        assert by_layer != model_from_config(config)
+
+
+@pytest.mark.parametrize("family", ["zamba", "zamba2"])
+def test_attention_of_zamba_sees_twice_the_hidden_size(family: str) -> None:
+    config = CONFIGS[family]
+    twice = 2 * config["hidden_size"]
+    assert model_from_config(config | {"attention_hidden_size": twice}) == model_from_config(config)
+    refusal = _refusal(config | {"attention_hidden_size": twice - 32})
+    assert "is not twice the hidden size" in str(refusal)

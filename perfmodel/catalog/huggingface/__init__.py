@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import (
         biases_not_counted,
+        check_parts_are_of_family,
         further_modules,
         head_of_class,
         known_family,

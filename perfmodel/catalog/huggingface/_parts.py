@@ -3,10 +3,13 @@ counted and named."""
 
 import re
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS
 from perfmodel.catalog.huggingface._families import FAMILIES
 from perfmodel.catalog.huggingface._relatives import RELATIVES
+from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 from perfmodel.errors import PerfModelError
 
 LANGUAGE_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -200,6 +203,58 @@ def biases_not_counted(
 
 def _is_latent(fields: Mapping[str, Any]) -> bool:
     return fields.get("latent_attention") is not None
+
+
+_EXPERT_COUNTS: Final = (
+    "num_experts",
+    *(key for key, name in EXPERT_KEYS.items() if name == "num_experts"),
+)
+_PARTS_OF_LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "experts": _EXPERT_COUNTS,
+    "latent_attention": ("kv_lora_rank",),
+}
+"""Parts of layers by fields of `Transformer`, and the keys that say how large each is."""
+_TABLES_OF_LAYERS: Final = ("ffn_config", "moe", "moe_config", "attn_config")
+"""Keys that hold a table on the parts of layers."""
+
+
+def check_parts_are_of_family(
+    config: Mapping[str, Any], reader_keys: AbstractSet[str], fields: Mapping[str, Any]
+) -> None:
+    """Raise `CannotDescribeError` where a configuration states experts or latent attention that the
+    class of its family does not have.
+
+    Hugging Face's class would ignore them, but a program that writes them trains another model than
+    this class: neither count can be trusted.
+
+    Args:
+        reader_keys: keys that the family's reader has fields for, without other names of them.
+        fields: fields of the described model.
+    """
+    tables = [config]
+    for key in _TABLES_OF_LAYERS:
+        if isinstance(config.get(key), dict):
+            tables.append(config[key])
+    for part, keys in _PARTS_OF_LAYERS.items():
+        # A reader that knows the key says itself which layers have the part: none, in a pattern
+        # without it.
+        if fields.get(part) is not None or not reader_keys.isdisjoint(keys):
+            continue
+        for table in tables:
+            stated = [key for key in keys if _is_several(table.get(key))]
+            if stated:
+                raise CannotDescribeError(
+                    f"the configuration states {stated[0]}={table[stated[0]]}, "
+                    f"but this family has no {part.replace('_', ' ')}"
+                )
+
+
+def _is_several(count: Any) -> bool:
+    """Whether a value, or the largest of a list with an entry per layer, is more than one."""
+    counts = count if isinstance(count, list) else [count]
+    return any(
+        isinstance(number, int) and not isinstance(number, bool) and number > 1 for number in counts
+    )
 
 
 _HEADS_OF_LABELS: Final[Mapping[str, str]] = {

@@ -156,6 +156,10 @@ class Rwkv7:
         "lora_rank_iclr": "a_low_rank_dim",
         "lora_rank_value_residual_mix": "v_low_rank_dim",
     }
+    NULLS_READ: ClassVar[frozenset[str]] = frozenset(
+        {"decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"}
+    )
+    """Keys whose null is not the default, but makes the layer choose a rank by its width."""
 
     hidden_size: Count = 2048
     num_hidden_layers: Layers = 24
@@ -166,14 +170,19 @@ class Rwkv7:
     value_dim: Count | tuple[Count, ...] | None = None
     hidden_ratio: Ratio = 4
     intermediate_size: Count | None = None
-    decay_low_rank_dim: Count = 64
-    gate_low_rank_dim: Count = 128
-    a_low_rank_dim: Count = 64
-    v_low_rank_dim: Count = 16
+    decay_low_rank_dim: Count | None = 64
+    gate_low_rank_dim: Count | None = 128
+    a_low_rank_dim: Count | None = 64
+    v_low_rank_dim: Count | None = 16
     norm_first: bool = True
     norm_bias: bool = True
     attn: Mapping[str, Any] | None = None
     tie_word_embeddings: bool = False
+
+    def rank(self, scale: float) -> int:
+        """The rank that the layer itself chooses: it grows with the root of the width, in steps of
+        32."""
+        return max(32, round(scale * self.hidden_size**0.5 / 32) * 32)
 
     def fields(self) -> Fields:
         refuse_attention(self.attn)
@@ -184,16 +193,19 @@ class Rwkv7:
             heads = heads_of(self.hidden_size, self.head_dim or 64)
         else:
             heads = self.num_heads
+        # Wider heads than 64 have wider rates and decays, gates do not (fla/layers/rwkv7.py).
+        wider = self.hidden_size // heads / 64
+        value_rank = self.v_low_rank_dim or self.rank(1.7 * wider)
         mix = TimeMix(
             inner=self.value_dim or self.hidden_size,
             keys=self.hidden_size,
             heads=heads,
             # Kernels that compute it by chunks take 16 tokens (fla/ops/rwkv7/chunk.py).
             chunk=16,
-            gate_rank=self.gate_low_rank_dim,
-            decay_rank=self.decay_low_rank_dim,
-            rate_rank=self.a_low_rank_dim,
-            value_rank=self.v_low_rank_dim if self.num_hidden_layers > 1 else 0,
+            gate_rank=self.gate_low_rank_dim or self.rank(5.0),
+            decay_rank=self.decay_low_rank_dim or self.rank(2.5 * wider),
+            rate_rank=self.a_low_rank_dim or self.rank(2.5 * wider),
+            value_rank=value_rank if self.num_hidden_layers > 1 else 0,
             channel_receptance=False,
         )
         inner = self.intermediate_size or round_up_32(self.hidden_size * self.hidden_ratio)

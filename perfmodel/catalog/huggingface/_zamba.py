@@ -45,6 +45,7 @@ class Zamba(Stack):
     intermediate_size: Count | None = 14_848
     num_key_value_heads: Count | None = None
     attention_head_dim: Count | None = None
+    attention_hidden_size: Count | None = None
     max_position_embeddings: Count = 4096
     hidden_act: str = "gelu"
     tie_word_embeddings: bool = True
@@ -92,6 +93,13 @@ class Zamba(Stack):
         return False
 
     def fields(self) -> Fields:
+        # Queries, keys and values are projected from the hidden state beside the token's embedding:
+        # a class of any other input size is built, but fails at the first pass.
+        input_size = self.attention_hidden_size
+        if input_size is not None and input_size != 2 * self.hidden_size:
+            raise CannotDescribeError(
+                f"attention_hidden_size={input_size} is not twice the hidden size {self.hidden_size}"
+            )
         letter, mixer = self.mixer()
         layer_words = [before + letter for before in self.with_block()]
         heads = self.num_attention_heads
