@@ -51,6 +51,7 @@ from perfmodel.validation.unstated import (
     case_features,
     chunks_of,
     log_likelihoods,
+    nearest_power_of_two,
     parallelism_of,
     stated_degrees,
 )
@@ -227,6 +228,11 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
             observed(name, MICRO_BATCH_CHAIN if name == "micro_batch" else DEGREE_CHAIN, value),
             None,
         )
+
+    # Rows of dense models state a degree of 1, which says nothing of mixtures of experts.
+    has_experts = isinstance(case.model, Transformer) and case.model.experts is not None
+    if has_experts and number(row, "ep") is not None:
+        yield observed("ep", DEGREE_CHAIN, str(nearest_power_of_two(case.layout.ep))), None
 
     # Whether a run accumulates gradients is a choice where a replica gets more than one sequence.
     share = case.job.global_batch // case.layout.dp

@@ -288,3 +288,34 @@ def test_a_default_micro_batch_holds_only_where_it_divides_the_batch():
     rows, names = filled(row, micro_batch=8)
     assert names == ["micro_batch"]
     assert {each["micro_batch"] for each in rows} == {1, 2}
+
+
+def filled_with_experts(row, experts):
+    """Degrees of expert parallelism of the filled rows, and the names of what was open."""
+    rows = filled_rows(
+        row, FEATURES, choice_priors(), 2, None, names_schedules=False, experts=experts
+    )
+    names = {name for filled_row in rows for name in filled_row.chosen}
+    return [filled_row.cells.get("ep") for filled_row in rows], names
+
+
+@given(
+    experts=st.integers(1, 512),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    dp=st.integers(1, 256),
+    left_to_devices=st.sampled_from(["", "tp", "dp"]),
+)
+def test_experts_without_a_degree_are_shared_out_in_every_way(experts, tp, dp, left_to_devices):
+    row = ROW | {"tp": tp, "dp": dp, "n_devices": 2 * tp * dp, "global_batch": 2 * dp}
+    if left_to_devices:
+        row |= {left_to_devices: None}
+    degrees, names = filled_with_experts(row, experts)
+    assert names == {"ep"}
+    assert degrees == [
+        ep for ep in (1, 2, 4, 8, 16, 32, 64) if experts % ep == 0 and tp * dp % ep == 0
+    ]
+
+
+def test_a_stated_degree_of_experts_stays_and_dense_models_have_none():
+    assert filled_with_experts(ROW | {"ep": 4}, 64) == ([4], set())
+    assert filled_with_experts(ROW, 0) == ([None], set())

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         WHOLE_SHARE,
         chunks_of,
         filled_rows,
+        nearest_power_of_two,
         parallelism_of,
         stated_degrees,
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Device, Framework, Layout
+from perfmodel.spec import Device, Framework, Layout, Transformer
 from perfmodel.validation.rows import Case, framework_of, number
 from perfmodel.validation.unstated._choice import OpenChoice
 from perfmodel.validation.unstated._described_run import DescribedRun
@@ -51,7 +51,7 @@ VERSION: Final = "version"
 """Choice between the versions of a framework, by their years."""
 
 
-_TUNABLE_CELLS: Final = ("degrees", "micro_batch", "vpp", "replicate")
+_TUNABLE_CELLS: Final = ("degrees", "ep", "micro_batch", "vpp", "replicate")
 """Choices of `_open_cells` that the user of a framework makes freely."""
 TUNABLE: Final = frozenset(
     {*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CHOICES if choice.tunable)}
@@ -209,6 +209,7 @@ def _read(
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     micro_batch = framework.default_layout.micro_batch
     stated_micro_batch = micro_batch if micro_batch != Layout.micro_batch else None
+    experts = model.experts if isinstance(model, Transformer) else None
     rows = filled_rows(
         run.cells_for(framework),
         features,
@@ -216,6 +217,7 @@ def _read(
         stated_micro_batch,
         _narrow_dtype(device, framework),
         names_schedules=framework.launch.names_schedules,
+        experts=experts.count if experts else 0,
     )
     # A row is read before it is known whether its layout is possible, so more are read than are
     # kept.

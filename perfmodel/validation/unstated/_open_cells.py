@@ -30,6 +30,7 @@ _DEGREES: Final = ("tp", "pp", "dp")
 MOST_STAGES: Final = 16
 MOST_TENSOR: Final = 16
 MOST_CONTEXT: Final = 8
+MOST_EXPERT_GROUPS: Final = 64
 MOST_CHUNKS: Final = 16
 MOST_MICRO_BATCH: Final = 1024
 
@@ -74,6 +75,7 @@ def filled_rows(
     narrow: str | None,
     *,
     names_schedules: bool,
+    experts: int = 0,
 ) -> list[FilledRow]:
     """Fill in open degrees, micro-batch, chunks and element type in every plausible way; returns
     the row itself if none is open.
@@ -85,6 +87,8 @@ def filled_rows(
       stated either), in powers of two, such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers
       have it.
+    - Expert parallelism of a mixture of experts: groups of up to `MOST_EXPERT_GROUPS` ranks, in
+      powers of two, that share out the experts and the ranks of a stage.
     - The micro-batch: powers of two that divide what a replica gets; without a pipeline also all
       that it gets, as often as runs of this kind and framework do not accumulate gradients.
     - Model chunks per stage, in a pipeline of no stated schedule, of 1F1B unless its framework
@@ -104,6 +108,7 @@ def filled_rows(
         narrow: the element type of 8 bits that the framework runs on the device, if any.
         names_schedules: whether its launches name their schedule
             (`LaunchDefaults.names_schedules`).
+        experts: routed experts of a layer; 0 for models without.
 
     Raises:
         Unusable: a cell that is not a number.
@@ -111,10 +116,12 @@ def filled_rows(
     # Fill in one group of cells after the other. Each step multiplies the rows by its possible
     # values, or leaves a row that states them as it is.
     rows = [FilledRow(row)]
-    steps = [_with_shape, _with_degrees, _with_replicas, _with_shards]
+    with_experts = partial(_with_expert_groups, experts=experts)
+    with_micro_batch = partial(_with_micro_batch, default=micro_batch)
+    steps = [_with_shape, _with_degrees, _with_replicas, with_experts, with_micro_batch]
     if not names_schedules or schedule_of(row).name != "1f1b":
-        steps.insert(3, _with_chunks)
-    steps.insert(3, partial(_with_micro_batch, default=micro_batch))
+        steps.append(_with_chunks)
+    steps.append(_with_shards)
     for step in steps:
         filled: list[FilledRow] = []
         for before in rows:
@@ -197,6 +204,27 @@ def _with_replicas(
             1.0,
             dp=devices // devices_per_replica,
         )
+
+
+def _with_expert_groups(
+    before: FilledRow, features: RunFeatures, priors: ChoicePriors, *, experts: int
+) -> Iterator[FilledRow]:
+    """Yield the row with degrees of expert parallelism, if its model has experts and it states
+    none."""
+    row = before.cells
+    if not experts or number(row, "ep") is not None:
+        return
+    # One degree may be left to the devices.
+    if number(row, "n_devices") is not None and number(row, "pp") is not None:
+        ranks_of_stage = count(row, "n_devices") // count(row, "pp")
+    else:
+        ranks_of_stage = count(row, "tp", 1) * count(row, "cp", 1) * count(row, "dp", 1)
+    degrees = powers_of_two(MOST_EXPERT_GROUPS)
+    contexts = features.contexts(DEGREE_CHAIN)
+    chances = priors.probabilities("ep", contexts, tuple(map(str, degrees)))
+    for ep, chance in zip(degrees, chances.tolist(), strict=True):
+        if experts % ep == 0 and ranks_of_stage % ep == 0:
+            yield before.filled("ep", str(ep), chance, ep=ep)
 
 
 def _with_micro_batch(
