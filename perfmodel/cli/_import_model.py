@@ -49,7 +49,10 @@ def add_command(commands: Any) -> None:
         help="iterations to assume for loops that do not state their number",
     )
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write all kernels and collectives (csv, csv.gz, parquet)",
     )
     add_calibration(command)
     add_json(command)
@@ -63,6 +66,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: a source of another kind or without such a function, or what the importers
             refuse.
     """
+    from perfmodel.ingest.tables import write_table
+
     table = _table(arguments)
     report: dict[str, Any] = table.to_dict()
     if arguments.target:
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         frame = frame.iloc[(-frame["count"] * frame["flops"]).argsort()]
         frame = frame.loc[:, ["family", "source", "count", "flops", "bytes"]]
     if arguments.out:
-        frame.to_csv(arguments.out, index=False)
+        write_table(arguments.out, frame)
         report["written"] = [str(arguments.out)]
     report["rows"] = frame.head(_SHOWN_ROWS).to_dict(orient="records")
     return report

@@ -83,6 +83,8 @@ _COMMANDS: Final = MappingProxyType(
 and returns the exit status."""
 _FOLDERS: Final = ("calibrate", "fit", "emulate")
 """Commands whose --out is a folder."""
+_TABLES: Final = ("compare", "import", "import-model", "validate")
+"""Commands whose --out is a table."""
 _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 """Placeholders that stand for files in --help."""
 
@@ -200,12 +202,27 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
             continue
         if name == "png" or (name == "out" and arguments.command == "plot"):
             require_picture(path)
+        if name == "out" and arguments.command in _TABLES:
+            from perfmodel.ingest.tables import require_table_file
+
+            require_table_file(path)
 
         # `--out` is a file for some commands and a folder for others.
         folder = name == "out" and arguments.command in _FOLDERS
         if path.exists() and path.is_dir() != folder:
             raise PerfModelError(
                 f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}"
+            )
+
+        # Devices and pipes are written to as they are. Missing folders are made.
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            continue
+        nearest = next(parent for parent in path.absolute().parents if parent.exists())
+        if not nearest.is_dir():
+            raise PerfModelError(f"{path}: {nearest} is a file; give another --{name}")
+        if not os.access(nearest, os.W_OK):
+            raise PerfModelError(
+                f"{path}: nothing can be written in {nearest}; give another --{name}"
             )
 
 

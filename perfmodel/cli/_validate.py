@@ -30,7 +30,10 @@ def add_command(commands: Any) -> None:
         kind_command: argparse.ArgumentParser = kinds.add_parser(kind, help=text)
         kind_command.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind_command.add_argument(
-            "--out", type=Path, metavar="FILE", help="write a prediction per row (csv)"
+            "--out",
+            type=Path,
+            metavar="FILE",
+            help="write a prediction per row (csv, csv.gz, parquet)",
         )
         if kind == "cases":
             add_framework(

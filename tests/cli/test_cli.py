@@ -171,7 +171,18 @@ def test_doctor(capsys):
         ),
         (
             ["timeline", *JOB, "--layout", "dp=8", "--out", f"{__file__}/t.json"],
-            "t.json: cannot be written",
+            "test_cli.py is a file; give another --out",
+        ),
+        # A table's ending is checked before its rows are computed.
+        *(
+            ([*command, "--out", "rows.json"], "rows.json: the file name of a table must end in")
+            for command in (
+                ["validate", "cases", "absent.csv"],
+                ["validate", "kernels", "absent.csv"],
+                ["import", "nccl-tests", "absent.log"],
+                ["import-model", "absent.py:step"],
+                ["compare", "--predicted", "absent.json", "--measured", "absent.json"],
+            )
         ),
         (
             ["plot", "pareto", *JOB, "--devices", "8", "--price", "nan", "--out", "x.png"],

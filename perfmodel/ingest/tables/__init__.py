@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TableKind,
         read_csv,
         read_table,
+        require_table_file,
         table_kind,
         write_table,
     )

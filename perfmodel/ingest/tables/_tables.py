@@ -284,16 +284,30 @@ def table_kind(table: "pd.DataFrame", path: Path | str = "table") -> TableKind:
     )
 
 
+TABLE_SUFFIXES: Final = (".csv", ".csv.gz", ".parquet")
+
+
+def require_table_file(path: Path | str) -> None:
+    """Raise `TableError` for a name whose ending is that of no table."""
+    if not str(path).endswith(TABLE_SUFFIXES):
+        raise TableError(
+            f"{path}: the file name of a table must end in {', '.join(TABLE_SUFFIXES)}; use one of these"
+        )
+
+
 def write_table(path: Path | str, table: "pd.DataFrame") -> None:
-    """Write a table atomically; the suffix (.parquet, .csv, .csv.gz) chooses the format."""
+    """Write a table atomically; the suffix (`TABLE_SUFFIXES`) chooses the format.
+
+    Raises:
+        TableError: another suffix.
+    """
+    require_table_file(path)
     name = str(path)
     if name.endswith(".parquet"):
         write_atomic(path, lambda f: table.to_parquet(f, index=False))
-    elif name.endswith((".csv", ".csv.gz")):
+    else:
         compression = "gzip" if name.endswith(".gz") else None
         write_atomic(path, lambda f: table.to_csv(f, index=False, compression=compression))
-    else:
-        raise TableError(f"{path}: table files end in .parquet, .csv or .csv.gz")
 
 
 def _load(path: Path) -> "pd.DataFrame":
