@@ -165,7 +165,11 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
 
 def why_no_file(path: Path) -> str:
     """Why a path is not a file that can be read: it is a folder, or there is nothing."""
-    return "is a folder; give a file in it" if path.is_dir() else "no such file"
+    return (
+        "is a folder; give a file in it"
+        if path.is_dir()
+        else "no such file; give a file that exists"
+    )
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from perfmodel.planning.health import RunHealth
 
 
+class _OneLog(argparse.Action):
+    """Takes a single log; argparse would silently take the last of several."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            raise argparse.ArgumentError(
+                self,
+                "one log is checked at a time; 'perfmodel fit --log SCRIPT=LOG' takes several",
+            )
+        setattr(namespace, self.dest, values)
+
+
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
@@ -31,6 +49,7 @@ def add_command(commands: Any) -> None:
     add_layout(command)
     command.add_argument(
         "--log",
+        action=_OneLog,
         type=Path,
         metavar="FILE",
         help="the job's log, from Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed, Hugging Face's "

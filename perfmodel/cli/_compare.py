@@ -180,7 +180,7 @@ def add_explain(commands: Any) -> None:
     )
     add_profile(command, required=True)
     add_job(command)
-    add_layout(command, "layout that ran, as for predict")
+    add_layout(command, 'layout that ran, e.g. "tp=8,pp=16,dp=8,zero=1"')
     command.set_defaults(run=reporting(_explain, _show_explained))
 
 

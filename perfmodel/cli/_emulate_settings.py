@@ -188,7 +188,7 @@ def _add_predicted_job(command: argparse.ArgumentParser) -> None:
         "--global-batch",
     )
     add_from(command)
-    command.add_argument("--layout", help="parallel degrees, as for predict")
+    command.add_argument("--layout", help="parallel layout, e.g. tp=8,dp=2")
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)

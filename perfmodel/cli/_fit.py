@@ -20,6 +20,8 @@ _SHOWN = 8
 """Most runs that are named as exceptions."""
 _SETTINGS_SHOWN = 3
 """Most open settings of a run that are shown."""
+_MOVED_SHOWN = 0.005
+"""Smallest change of a parameter that is shown although the runs do not narrow its interval."""
 _OVERALL_SHOWN = 0.02
 """Smallest logarithm of the overall factor that is shown."""
 
@@ -51,7 +53,7 @@ def add_command(commands: Any) -> None:
         help="calibration directory to write",
     )
     command.add_argument("--family", metavar="F", help="fit only this op family")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="seed of random choices (default 0)")
     add_job_file(command, positional=False, layout=True)
     add_problem(command)
     add_json(command)
@@ -380,17 +382,25 @@ def _show_runs(report: dict[str, Any], out: Path, *, profiled: bool = False) -> 
         changed = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
         console.print(
-            f"{device}, {fitted['runs']} {plural('run', fitted['runs'])}: costs relative to the calibration "
-            "that is corrected"
+            f"{device}, {fitted['runs']} {plural('run', fitted['runs'])}: corrections of the costs in the base "
+            "calibration"
         )
         if changed:
             console.print(table("", heads, [_parameter_row(p) for p in changed]))
-        as_before = [p["name"] for p in fitted["parameters"] if p not in changed]
-        if as_before:
+        others = [p for p in fitted["parameters"] if p not in changed]
+        # Sites are slow or fast as a whole, so that a run moves also what it does not tell apart.
+        moved = [p for p in others if abs(p["value"]) > _MOVED_SHOWN]
+        if moved:
+            values = ", ".join(f"{p['name']} {_value_words(p, p['value'])}" for p in moved)
+            console.print(
+                f"moved together, because your runs do not constrain them one by one: {values}"
+            )
+        unmoved = [p["name"] for p in others if p not in moved]
+        if unmoved:
             why = "unchanged (your runs do not constrain them)"
             if profiled:
                 why = "not changed any further by the step time"
-            console.print(f"{why}: {', '.join(as_before)}")
+            console.print(f"{why}: {', '.join(unmoved)}")
         if abs(log(fitted["overall_factor"])) > _OVERALL_SHOWN:
             console.print(
                 "your runs agree with each other but not with the published record: besides the parameters, every step "
@@ -429,21 +439,28 @@ def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
 def _print_written_folder(out: Path) -> None:
     """Print where a calibration is, and how to use it."""
     say(
-        f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command"
+        f"wrote {out}\nnext: add --calibration {shlex.quote(str(out))} to predict, search or any other command"
     )
+
+
+def _value_words(p: dict[str, Any], value: float) -> str:
+    """A value of a fitted parameter: losses are shares or seconds, all others log factors."""
+    from perfmodel.prediction.sites import LOSSES, loss_text
+
+    return loss_text(p["name"], value) if p["name"] in LOSSES else f"{expm1(value):+.0%}"
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
     """One fitted parameter as the cells of a printed table."""
     from perfmodel.prediction import GAUSS_90
-    from perfmodel.prediction.sites import LOSSES, loss_text
+    from perfmodel.prediction.sites import LOSSES
 
     # Losses are shares or seconds from 0 on, all others log factors around 0.
     is_loss = p["name"] in LOSSES
     edge = GAUSS_90 * p["prior_sd"]
 
     def word(value: float) -> str:
-        return loss_text(p["name"], value) if is_loss else f"{expm1(value):+.0%}"
+        return _value_words(p, value)
 
     value = word(p["value"]) if is_loss else f"{expm1(p['value']):+.1%}"
     return (

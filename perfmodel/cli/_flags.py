@@ -23,6 +23,7 @@ from perfmodel.spec.notation import written_values
 from perfmodel.units import dtype_name, parse_length, parse_quantity, plain_number
 
 if TYPE_CHECKING:
+    from perfmodel.ingest.launch import Launch
     from perfmodel.prediction import Prediction, StepProblem
 
 Parsed = TypeVar("Parsed")
@@ -315,26 +316,71 @@ def predict_command(
     if cluster:
         flags += ["--cluster", cluster]
 
-    # A job or launch file may say more devices than the layout uses.
-    if arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None:
-        flags += [
-            "--devices",
-            str(prediction.devices),
-        ]
-    flags += [
-        "--global-batch",
-        str(prediction.global_batch),
-        "--layout",
-        _layout_text(arguments, prediction),
-    ]
-    return f"perfmodel predict {shlex.join(flags)}"
+    # Without a file, the devices are those of the layout. A file may state more than it uses.
+    has_file = arguments.job_file is not None or getattr(arguments, "launch_file", None) is not None
+    in_file = _in_file(arguments)
+    if has_file and in_file.get("devices") != prediction.devices:
+        flags += ["--devices", str(prediction.devices)]
+    layout = _layout_text(arguments, prediction)
+    if not _same_batch(arguments, in_file, prediction, layout):
+        flags += ["--global-batch", str(prediction.global_batch)]
+    return f"perfmodel predict {shlex.join([*flags, '--layout', layout])}"
 
 
 def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> str:
     """The command line that ranks other layouts of the same job on the same number of devices."""
-    batch = str(prediction.global_batch)
-    flags = [*job_flags(arguments), "--devices", str(prediction.devices), "--global-batch", batch]
+    flags = job_flags(arguments)
+    in_file = _in_file(arguments)
+    if in_file.get("devices") != prediction.devices:
+        flags += ["--devices", str(prediction.devices)]
+    if in_file.get("global_batch") != prediction.global_batch:
+        flags += ["--global-batch", str(prediction.global_batch)]
     return f"perfmodel search {shlex.join(flags)}"
+
+
+def _in_file(arguments: argparse.Namespace) -> dict[str, int]:
+    """Devices and global batch that the job or launch file states, so that a command with the same
+    file need not repeat them."""
+    launch: Launch | None = getattr(arguments, "launch", None)
+    if arguments.job_file is None and launch is None:
+        return {}
+    batch = arguments.global_batch
+    # Commands that predict several clusters count devices per cluster.
+    devices = getattr(arguments, "devices", None)
+    # A stated layout may have other devices than the file's.
+    if devices is None and launch is not None and "layout" not in arguments.given:
+        devices = None if launch.layout is None else launch.layout.devices
+    values = {"devices": devices, "global_batch": batch[0] if isinstance(batch, list) else batch}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in arguments.given and value is not None
+    }
+
+
+def _same_batch(
+    arguments: argparse.Namespace, in_file: dict[str, int], prediction: "Prediction", layout: str
+) -> bool:
+    """Whether the file leads to the prediction's global batch also with this layout."""
+    if in_file.get("global_batch") != prediction.global_batch:
+        return False
+    launch: Launch | None = getattr(arguments, "launch", None)
+    if launch is None:
+        return True
+    from perfmodel.ingest.launch import read_launch
+
+    # Scripts that state the batch of one replica have another global batch with more replicas.
+    try:
+        again = read_launch(
+            arguments.launch_file,
+            layout=layout,
+            model=arguments.model,
+            seq_len=arguments.seq_len,
+            dtype=arguments.dtype,
+        )
+    except PerfModelError:
+        return False
+    return again.global_batch == prediction.global_batch
 
 
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
@@ -352,7 +398,9 @@ def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str
     return written_values(stated)
 
 
-def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:
+def add_layout(
+    command: argparse.ArgumentParser, text: str = 'parallel layout, e.g. "tp=8,pp=16,dp=8,zero=1"'
+) -> None:
     """The layout of a command that takes one."""
     command.add_argument("--layout", help=text)
     require(command, "layout")

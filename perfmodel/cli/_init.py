@@ -1,6 +1,7 @@
 """`perfmodel init` writes a job file to start from; `perfmodel samples` small examples."""
 
 import argparse
+import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -88,7 +89,12 @@ def _init(arguments: argparse.Namespace) -> int:
         raise PerfModelError(f"{path}: a job file ends in .toml; give another FILE")
     refuse_existing([path], arguments.force)
     write_text(path, job_text(path.name))
-    emit(arguments, {"written": [str(path)]}, lambda: written([path]))
+
+    def show() -> None:
+        written([path])
+        say_verbatim(f"next: perfmodel predict {shlex.quote(str(path))}")
+
+    emit(arguments, {"written": [str(path)]}, show)
     return 0
 
 
@@ -115,6 +121,7 @@ def _samples(arguments: argparse.Namespace) -> int:
     def show() -> None:
         say_verbatim((folder / "README.md").read_text("utf-8").removesuffix("\n"))
         say(f"\nwrote {number_of(len(paths), 'file')} to {folder}")
+        say_verbatim(f"next: cd {shlex.quote(str(folder))} && perfmodel predict job.toml")
 
     emit(arguments, {"written": [str(path) for path in paths]}, show)
     return 0

@@ -17,7 +17,7 @@ from perfmodel.cli._flags import (
 )
 from perfmodel.cli._search_flags import add_reliability, run_of
 from perfmodel.cli._show import emit, note, written
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say, say_verbatim, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.notation import written_values
@@ -288,7 +288,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
     # Say which settings were taken at their defaults, since --open would integrate over them.
     names = _open_choices(arguments, result)
-    lines = list(run_lines(run)) if run else []
+    lines = list(run_lines(run, result)) if run else []
     if names:
         lines.append(
             f"not stated, so defaults are used: {', '.join(_at_defaults(names, problem, result))} (--open averages "
@@ -328,8 +328,17 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "timeline: --every-rank and --every-pass apply only to traces; give --out FILE"
         )
+    from perfmodel.prediction.text import step_words
+
     result = with_timeline(arguments)
     note_layout(result)
     files = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
-    emit(arguments, result.to_dict() | {"written": files}, lambda: written(files))
+
+    def show() -> None:
+        say(f"{step_words(result)}, bubble {result.bubble_fraction:.1%}")
+        written(files)
+        if arguments.out:
+            say_verbatim(f"next: open {arguments.out} at https://ui.perfetto.dev")
+
+    emit(arguments, result.to_dict() | {"written": files}, show)
     return 0

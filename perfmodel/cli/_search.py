@@ -202,7 +202,7 @@ def _add_training_runs(
     if recommended is None:
         return ()
     report["recommended"] |= recommended.to_dict()
-    return tuple(run_lines(recommended))
+    return tuple(run_lines(recommended, result.first_to_try))
 
 
 def _write_recommended(arguments: argparse.Namespace, result: "SearchResult") -> list[str]:

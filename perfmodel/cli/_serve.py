@@ -279,5 +279,6 @@ def _show_sweep(swept: "ServingSweep") -> None:
         )
     layout_last(console, heads, rows)
     console.print(
-        f"{len(swept.servings):,} servers fit and meet the limits; {len(swept.rejected)} layouts do not"
+        f"{len(swept.servings):,} combinations of layout and batch fit and meet the limits; "
+        f"{number_of(len(swept.rejected), 'layout')} cannot serve the model"
     )

@@ -60,7 +60,9 @@ def written(files: Iterable[Path | str]) -> None:
 
 _HEADS = {
     "n": "rows",
-    "kept_out": "kept\nout",
+    "kept_out": "held\nout",
+    "series": "new\nseries",
+    "kept": "shipped\nseries",
     "median_ape": "median\nerror",
     "mean_ape": "mean\nerror",
     "p90_ape": "9 of 10\nwithin",

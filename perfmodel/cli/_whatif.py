@@ -77,9 +77,11 @@ def _show_whatif(report: dict[str, Any]) -> None:
     before, after = report["before"], report["after"]
     if report["settings"]:
         console.print(f"with {', '.join(report['settings'])}:")
-    console.print(
-        f"step time {duration(before['step_time_s'])} to {duration(after['step_time_s'])}, {report['change']:+.1%}"
-    )
+    # A sweep alone changes nothing before its curve.
+    step = f"step time {duration(before['step_time_s'])}"
+    if report["settings"]:
+        step += f" to {duration(after['step_time_s'])}, {report['change']:+.1%}"
+    console.print(step)
     fit_before = fit_words(before["fits_probability"])
     fit_after = fit_words(after["fits_probability"])
     console.print(
@@ -98,8 +100,9 @@ def _show_whatif(report: dict[str, Any]) -> None:
             for value, seconds in zip(curve["values"], curve["step_s"], strict=True)
         ]
         console.print(table("", (curve["name"], "step"), points))
-        if curve["hidden_up_to"] is not None:
-            console.print(f"hidden up to {duration(curve['hidden_up_to'])}")
+        if curve["hidden_up_to"]:
+            hidden = duration(curve["hidden_up_to"])
+            console.print(f"hidden behind compute: {curve['name']} of up to {hidden}")
     written(report.get("written", ()))
 
 

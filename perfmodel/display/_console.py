@@ -1,5 +1,6 @@
 """Printed results: lines of text and consoles for a terminal, a file or a string."""
 
+import errno
 import io
 import os
 import shutil
@@ -79,6 +80,11 @@ def new_console(file: IO[str] | None = None, *, shown_in: IO[str] | None = None)
                 objects = tuple(_broken(text, text_width) for text in objects)
                 options |= {"soft_wrap": True}
             super().print(*objects, **options)
+
+        def on_broken_pipe(self) -> None:
+            # Rich would end the process with status 1. A reader that has seen enough is no error,
+            # which the command line decides for every way of printing alike.
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     # A file gets tables as wide as most of them need.
     return WholeTables(highlight=False, file=file, width=text_width or 150)

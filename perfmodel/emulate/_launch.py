@@ -70,7 +70,8 @@ class Emulation:
         wrong = [rank for rank in self.real_ranks if not 0 <= rank < self.world_size]
         if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
             raise PerfModelError(
-                f"emulate: real ranks must be distinct and within 0 to {self.world_size - 1}, got {self.real_ranks}"
+                f"emulate: real ranks must be distinct and within 0 to {self.world_size - 1}, got "
+                f"{', '.join(map(str, self.real_ranks))}"
             )
         if self.wire is not None and self.prices is not None:
             raise PerfModelError(
@@ -268,8 +269,9 @@ def _watch(
             # The rank's last call says where in the script it was.
             if code and (code > 0 or not record_of(folder, rank).exists()):
                 last_line = _last_line(_errors_of(work, rank))
+                last_call = progress or "no call of torch.distributed"
                 raise EmulationError(
-                    f"rank {rank}: the script ended with status {code}, after {progress or 'no call'}{last_line}"
+                    f"rank {rank}: the script ended with status {code}, after {last_call}{last_line}"
                 )
             before, since_s = last_progress.get(rank, (None, 0.0))
             if progress != before:

@@ -237,7 +237,8 @@ def detect_format(path: Path | str) -> str:
     elif b"Out of bounds values" in data or b"out-of-place" in data:
         return "nccl-tests"
     raise TableError(
-        f"{path}: perfmodel does not recognise the format; name one of {', '.join(FORMATS)}"
+        f"{path}: perfmodel does not recognise the format; name it by --format (format=): one of "
+        f"{', '.join(FORMATS)}"
     )
 
 

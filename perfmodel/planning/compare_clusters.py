@@ -1,6 +1,7 @@
 """Compares clusters: the best layout of a job on each, with its time, cost and energy."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from perfmodel.planning.training_run import TrainingRun, training_run
 from perfmodel.prediction import Prediction
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
-from perfmodel.units import MIN_FIT
+from perfmodel.units import MIN_FIT, number_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -297,7 +298,8 @@ def clusters_named(
 
     Raises:
         UnknownNameError: neither a cluster nor a device.
-        PerfModelError: no cluster, or one whose number of devices is not said.
+        PerfModelError: no cluster, one whose number of devices is not stated, or one that is named
+            twice.
     """
     # A cluster's own number of devices comes before those for all clusters.
     general = (devices,) if isinstance(devices, int) else tuple(devices or ())
@@ -316,7 +318,14 @@ def clusters_named(
         named += [(named_cluster, count) for count in counts]
     if not named:
         raise PerfModelError("no cluster is named; give at least one, such as dgx-h100 or h100")
-    return list(dict.fromkeys(named))
+    counted = Counter((cluster.name, count) for cluster, count in named)
+    (name, count), times = counted.most_common(1)[0]
+    if times > 1:
+        raise PerfModelError(
+            f"{name} with {number_of(count, 'device')} is named {times} times; name each cluster and number of devices "
+            "once"
+        )
+    return named
 
 
 def split_count(text: str) -> tuple[str, int | None]:

@@ -142,11 +142,18 @@ def training_run(
     )
 
 
-def run_lines(run: TrainingRun) -> list[str]:
-    """Format days with their interval, goodput, cost and energy."""
+def run_lines(run: TrainingRun, prediction: Prediction) -> list[str]:
+    """Format days with their interval, goodput, cost and energy of a run with the prediction's
+    step."""
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
-    days = f"{long_duration(run.days * 86400)} for all tokens"
+    samples = f"all tokens ({counted(run.tokens)}; "
+    if prediction.sample_unit != "tokens":
+        # Convolutional networks have one token per image.
+        count = counted(run.tokens / prediction.tokens_per_counted_sample)
+        tokens = counted(run.tokens)
+        in_tokens = "" if count == tokens else f"{tokens} tokens; "
+        samples = f"{count} {prediction.sample_unit} ({in_tokens}"
     priced = "no price is known; give --price"
     if run.cost_usd is not None:
         priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
@@ -154,7 +161,7 @@ def run_lines(run: TrainingRun) -> list[str]:
     if run.energy_mwh is not None:
         energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
     return [
-        f"{days} ({counted(run.tokens)}; 90 %: {span(figure(run.days_lo, 3), figure(run.days_hi, 3))} days), "
+        f"{long_duration(run.days * 86400)} for {samples}90 %: {span(figure(run.days_lo, 3), figure(run.days_hi, 3))} days), "
         f"{', '.join([priced, *energy])}",
         f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
     ]

@@ -20,10 +20,8 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
     )
     # Never broken, or else it could not be copied.
     console.print(f"layout {result.layout_notation}", soft_wrap=True, markup=False)
-    interval = span(duration(result.step_time_lo_s), duration(result.step_time_hi_s))
     console.print(
-        f"step time {duration(result.step_time_s)} (90 %: {interval}), "
-        f"MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
+        f"{step_words(result)}, MFU {result.mfu:.1%}, {result.tflops_per_device:.0f} TFLOP/s and "
         f"{throughput_words(result, result.devices)} per device, bubble {result.bubble_fraction:.1%}"
     )
     console.print(f"memory: {memory_words(result)}")
@@ -95,6 +93,12 @@ def print_breakdown(
         if seconds > 5e-4 * result.step_time_s
     ]
     console.print(table(title, ("mean over pipeline ranks", "time", "share"), rows))
+
+
+def step_words(p: "Prediction") -> str:
+    """Format the step time with its 90 % interval."""
+    interval = span(duration(p.step_time_lo_s), duration(p.step_time_hi_s))
+    return f"step time {duration(p.step_time_s)} (90 %: {interval})"
 
 
 def memory_words(p: "Prediction") -> str:

@@ -55,7 +55,7 @@ def optimised(
     limit = 2 * stages if limit is None else limit
     if micro_batches < 1 or limit < 1:
         raise LayoutError(
-            f"schedule optimised: micro-batches and limit must be at least 1, got {micro_batches}, {limit}"
+            f"an optimised schedule needs at least 1 micro-batch, and at least 1 in flight; got {micro_batches} and {limit}"
         )
 
     # One order for each of a handful of rules.

@@ -180,8 +180,11 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
         name: layout.value(name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")
     }
     if layout != Layout(**used):
+        stated = layout.values()
+        training_only = [name for name in stated if stated[name] != Layout(**used).value(name)]
         raise LayoutError(
-            f"serve: a server's layout can have only tp, pp, dp, ep and etp; leave the other keys out of {layout.label}"
+            f"serve: a server's layout can have only tp, pp, dp, ep and etp; leave {', '.join(training_only)} out of "
+            f"{layout.label}"
         )
     if requests.batch % layout.dp:
         nearest = max(1, round(requests.batch / layout.dp)) * layout.dp

@@ -98,8 +98,7 @@ def fit_sites(
     """
     runs, ignored = read_tables(files)
     runs = with_submitters(runs)
-    is_timed = (runs["status"] == "ok") & runs["measured_iter_time_s"].notna()
-    timed = pd.DataFrame(runs[is_timed]).reset_index(drop=True)
+    timed = pd.DataFrame(runs[_is_timed(runs)]).reset_index(drop=True)
     if timed.empty:
         raise TableError(
             f"{files[0]}: no row has status ok and measured_iter_time_s; give tables of measured runs"
@@ -143,13 +142,21 @@ def fit_sites(
     }
 
 
+def _is_timed(runs: pd.DataFrame) -> Any:
+    """Whether each run ended well and has a time; a run whose status is empty ended well."""
+    has_time = runs["measured_iter_time_s"].notna()
+    if "status" not in runs:
+        return has_time
+    return has_time & (runs["status"].isna() | runs["status"].isin(("", "ok")))
+
+
 def drawn_runs(file: Path) -> pd.DataFrame:
     """Timed runs of a table on few nodes, at most `MOST_ROWS` per source; empty if the file is not
     a table of runs."""
     table: Any = read_rows(Path(file))
     if missing_column(table):
         return pd.DataFrame()
-    table = table[(table["status"] == "ok") & table["measured_iter_time_s"].notna()]
+    table = table[_is_timed(table)]
 
     # On many nodes networks and stragglers take more of the step than products do.
     table = table[

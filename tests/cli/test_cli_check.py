@@ -111,3 +111,11 @@ def test_logs_that_cannot_be_fitted_to(
 ) -> None:
     assert main(["fit", *argv, "--out", str(tmp_path / "mine")]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_second_log_is_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse takes the last of several values, and the first log would not be read."""
+    with pytest.raises(SystemExit) as stop:
+        main(command(log, "--log", str(log)))
+    assert stop.value.code == 2
+    assert "fit --log SCRIPT=LOG" in capsys.readouterr().err

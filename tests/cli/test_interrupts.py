@@ -234,3 +234,19 @@ def test_what_an_ended_process_left_is_removed_in_silence(warnings: str, heard: 
         env=environment,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["catalog"], ["catalog", "models"], ["catalog", "--json"], ["hook", "nemo"], ["doctor"]],
+    ids=" ".join,
+)
+def test_a_reader_that_stops_is_no_error(arguments: list[str]) -> None:
+    """`perfmodel catalog | true`: tables, lines and JSON all end quietly."""
+    command = [sys.executable, "-m", "perfmodel", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(timeout=120)) == ("", 0)

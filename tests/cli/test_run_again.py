@@ -90,7 +90,9 @@ def check_search(run: Run, tmp_path: Path, words: list[str], rows: int) -> None:
     for row in found["layouts"][:rows]:
         of_row = [*command]
         of_row[of_row.index("--layout") + 1] = row["layout"]
-        of_row[of_row.index("--global-batch") + 1] = str(row["global_batch"])
+        # A job file's batch is not repeated.
+        if "--global-batch" in of_row:
+            of_row[of_row.index("--global-batch") + 1] = str(row["global_batch"])
         assert_same(json.loads(run(*of_row, "--json")), row)
     again = json.loads(run(*command, "--json"))
     assert_same(again, found["recommended"])
@@ -315,3 +317,37 @@ def test_next_of_a_launch_file_is_the_same_again(run: Run, tmp_path: Path) -> No
     check_search(
         run, tmp_path, ["--from", str(file), "--cluster", "dgx-h100", "--top", "4"], rows=0
     )
+
+
+def test_next_repeats_nothing_that_a_file_says(run: Run, tmp_path: Path) -> None:
+    """Devices and batch stand in the file, and are not stated again."""
+    script = tmp_path / "train.sh"
+    layout = pm.Layout(tp=2, dp=2, zero=1)
+    job = pm.Job(global_batch=8, seq_len=2048)
+    write_launch(script, export_launch(layout, "megatron-core", model="gpt3-1.3b", job=job))
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'model = "gpt3-1.3b"\ncluster = "dgx-h100"\ndevices = 4\n'
+        "[job]\nglobal_batch = 8\n[layout]\ntp = 2\ndp = 2\n"
+    )
+    machine = ["--cluster", "dgx-h100"]
+    for words in (["--from", str(script), *machine], [str(file)]):
+        for command in ("predict", "search"):
+            further = next_words(run(command, *words, *(["--top", "1"] * (command == "search"))))
+            assert not {"--devices", "--global-batch"} & {*further}, further
+        # What the command line states instead of the file is stated again.
+        further = next_words(run("predict", *words, "--global-batch", "16"))
+        assert further[further.index("--global-batch") + 1] == "16"
+        further = next_words(run("search", *words, "--top", "1", "--devices", "8"))
+        assert further[further.index("--devices") + 1] == "8"
+
+
+def test_next_states_a_batch_that_follows_from_the_layout(run: Run, tmp_path: Path) -> None:
+    """A script that states the batch of one replica has another batch with more replicas."""
+    settings = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(settings | {"bf16": {"enabled": True}}))
+    words = ["--from", str(file), "--model", "gpt3-1.3b", "--cluster", "dgx-h100"]
+    text = run("search", *words, "--devices", "4", "--top", "1")
+    again = json.loads(run(*next_words(text), "--json"))
+    assert again["global_batch"] == 8

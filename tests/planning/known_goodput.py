@@ -19,7 +19,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Reliability, best_interval_s, goodput, goodput_fraction
 from perfmodel.planning.layouts import Tariff
 from perfmodel.planning.training_run import TrainingRun, run_lines, training_run
-from perfmodel.prediction import predict
+from perfmodel.prediction import Prediction, predict
 from perfmodel.spec import Cluster, Job, Layout, Problem
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -105,20 +105,20 @@ def cases() -> Iterator[StoredCase]:
     )
     for name, fields in TARIFFS.items():
         run = training_run(prediction, problem, tariff=Tariff(**fields), pue=1.2)
-        yield StoredCase("tokens", name, _figures_of_run(run))
+        yield StoredCase("tokens", name, _figures_of_run(run, prediction))
     by_stage = training_run(
         prediction,
         problem,
         tariff=Tariff(**TARIFFS["tokens"]),
         reliability=Reliability(by_stage=True, device_mtbf_s=4e7, storage_bytes_per_s=3e9),
     )
-    yield StoredCase("tokens", "checkpoints by stage", _figures_of_run(by_stage))
+    yield StoredCase("tokens", "checkpoints by stage", _figures_of_run(by_stage, prediction))
 
 
-def _figures_of_run(run: TrainingRun) -> dict[str, float]:
+def _figures_of_run(run: TrainingRun, prediction: Prediction) -> dict[str, float]:
     """Numbers of a run, and its lines as a name that counts one each."""
     figures = _flat(vars(run) | {"goodput": run.goodput.to_dict(), "mwh": run.energy_mwh})
-    for line in run_lines(run):
+    for line in run_lines(run, prediction):
         figures[f"line.{'-'.join(line.replace('=', ':').split())}"] = 1.0
     return figures | {f"price.{run.price_source}".replace(" ", "-"): 1.0}
 

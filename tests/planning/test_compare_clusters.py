@@ -120,6 +120,9 @@ def test_clusters_have_numbers_of_devices():
         (["h1000"], {}, UnknownNameError, "unknown cluster 'h1000'.*h100"),
         (["h100"], {"devices": None}, PerfModelError, "number of devices of dgx-h100 is missing"),
         ([], {}, PerfModelError, "no cluster is named"),
+        (["h100:8", "h100:8"], {}, PerfModelError, "dgx-h100 with 8 devices is named 2 times"),
+        (["dgx-h100", "h100"], {}, PerfModelError, "dgx-h100 with 8 devices is named 2 times"),
+        (["h100"], {"devices": [8, 4, 8]}, PerfModelError, "named 2 times"),
         (["h100"], {"pue": 0.9}, PerfModelError, "pue .* at least 1"),
         (["h100"], {"tokens": 0}, PerfModelError, "tokens must be above 0"),
         (["v100-100g:1"], {}, LayoutError, "v100-100g:1: .*memory"),
@@ -258,3 +261,24 @@ def test_predict_and_search_say_days_and_cost(capsys):
     }
     assert main(["predict", *where, "--layout", "dp=8"]) == 0
     assert "for all tokens (100B; 90 %: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "images"),
+    [("resnet-50", "1B images (90 %"), ("vit-b-16", "5.08M images (1B tokens;")],
+)
+def test_runs_of_models_of_images_are_counted_in_images(model, images, capsys):
+    job = ["--model", model, "--cluster", "dgx-h100"]
+    run = [*job, "--global-batch", "512", "--layout", "dp=8", "--tokens", "1e9"]
+    assert main(["predict", *run]) == 0
+    assert f"for {images}" in " ".join(capsys.readouterr().out.split())
+
+    # The table has images; JSON keeps its quantities, which count tokens.
+    search = ["search", *job, "--devices", "8", "--top", "1", "--fix", "micro_batch=8"]
+    several = [*search, "--global-batch", "256,512"]
+    assert main(several) == 0
+    out = capsys.readouterr().out
+    assert "images/s" in out.splitlines()[2]
+    assert "tokens/s" not in out
+    assert main([*search, "--global-batch", "512", "--objective", "cost"]) == 0
+    assert "those of a million images" in " ".join(capsys.readouterr().out.split())

@@ -111,6 +111,19 @@ def test_slower_products_of_runs_are_found_again(
     assert "| our lab | 3 |" in (tmp_path / "out" / "population.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [None, ""])
+def test_runs_without_a_status_ended_well(
+    runs: Path, tmp_path: Path, status: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's table may lack the column, or leave its cells empty."""
+    table = pd.read_csv(runs)
+    changed = table.drop(columns="status") if status is None else table.assign(status=status)
+    changed.to_csv(runs, index=False)
+    assert main(["fit", "--sites", str(runs), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["sustained"]["Volta"]) == set(table["source"])
+
+
 def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
     table = pd.read_csv(runs)
     assert list(fit_sustained(table)) == ["Volta"]

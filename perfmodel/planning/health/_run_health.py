@@ -142,7 +142,8 @@ def _verdict(health: RunHealth) -> str:
     share = f"{health.slower_than:.0%}" if health.slower_than < 0.995 else "more than 99 %"
     place = f"slower than at {share} of comparable sites"
     if health.slower_than < 0.5:
-        place = f"faster than at {1 - health.slower_than:.0%} of comparable sites"
+        share = f"{1 - health.slower_than:.0%}" if health.slower_than > 0.005 else "more than 99 %"
+        place = f"faster than at {share} of comparable sites"
     if health.healthy and health.suspected is not None:
         cause = health.suspected
         return f"in doubt: {cause.title} (probability {cause.probability:.0%}); the usual step is {place}"

@@ -117,8 +117,10 @@ def _heading(console: "Console", result: "SearchResult") -> None:
         goal.append(f"in the robust order of {result.robust}")
     if result.framework != "generic":
         goal.append(f"only layouts that {result.framework} can run")
-    if {"cost", "energy"} & set(_asked_for(result)) and "train_time_s" not in result.quantities[0]:
-        goal.append("cost and energy are those of a million tokens")
+    if {"cost, $", "energy"} & set(_asked_for(result)) and "train_time_s" not in result.quantities[
+        0
+    ]:
+        goal.append(f"cost and energy are those of a million {best.sample_unit}")
     if goal:
         console.print(", ".join(goal))
 
@@ -203,11 +205,19 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
 def _quantity_column(result: "SearchResult", name: str) -> tuple[str, Column]:
     """Heading and cells of a quantity's column."""
     heading, text_of = _quantity(name)
+    unit = result.layouts[0].sample_unit
 
-    def cell(place: int, _: "Prediction") -> str:
-        return text_of(result.quantities[place][name])
-
-    return heading, cell
+    # People count the samples of these models, which is not the search's own unit.
+    if unit != "tokens" and name.startswith("tokens_per_s"):
+        return heading.replace("tokens", unit), lambda place, p: figure(
+            result.quantities[place][name] / p.tokens_per_counted_sample, 3
+        )
+    is_per_million = name in ("cost", "energy_j") and "train_time_s" not in result.quantities[0]
+    if unit != "tokens" and is_per_million:
+        return heading, lambda place, p: text_of(
+            result.quantities[place][name] * p.tokens_per_counted_sample
+        )
+    return heading, lambda place, _: text_of(result.quantities[place][name])
 
 
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:

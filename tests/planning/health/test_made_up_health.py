@@ -237,6 +237,7 @@ def test_stalls_timers_drift_and_memory_are_reported() -> None:
 @pytest.mark.parametrize(
     ("slower_than", "words"),
     [
+        (0.001, "faster than at more than 99 % of comparable sites"),
         (0.2, "faster than at 80% of comparable sites"),
         (0.5, "slower than at 50% of comparable sites"),
         (0.994, "slower than at 99% of comparable sites"),
