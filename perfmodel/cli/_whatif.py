@@ -78,10 +78,13 @@ def _show_whatif(report: dict[str, Any]) -> None:
     if report["settings"]:
         console.print(f"with {', '.join(report['settings'])}:")
     # A sweep alone changes nothing before its curve.
-    step = f"step time {duration(before['step_time_s'])}"
+    before_text = duration(before["step_time_s"])
     if report["settings"]:
-        step += f" to {duration(after['step_time_s'])}, {report['change']:+.1%}"
-    console.print(step)
+        console.print(
+            f"step time {before_text} to {duration(after['step_time_s'])}, {report['change']:+.1%}"
+        )
+    else:
+        console.print(f"step time {before_text}")
     fit_before = fit_words(before["fits_probability"])
     fit_after = fit_words(after["fits_probability"])
     console.print(

@@ -14,7 +14,7 @@ BY_HAND = re.compile(
     r"\{(duration|figure|scaled)\([^{}]*\)\} to \"?\s*(f\")?\{\1\(|[%f]\} to (\"\s*f\")?\{"
 )
 """An f-string that writes a range of formatted figures by itself."""
-CHANGES = ("cli/_whatif.py", "cli/_yours.py")
+CHANGES = ("cli/_yours.py",)
 """Files that say from what to what a step changes, which is no range."""
 
 
