@@ -8,8 +8,9 @@ A kernel's time is made in this order, every step of it a function that says wha
    gradients by their sum or their share (`learn._gradients`).
 3. Dies: what kernels of training are known to take beside those that tables time
    (`learn._gradients`, applied by `Regressor`): attention without the copies that servers make
-   (`without_copies`), of other head sizes and in 8 bits (`as_equal_heads`), of training
-   (`log_over_served`), backward by its forward (`log_over_forward`); norms by their bandwidth
+   (`without_copies`), without a mask (`as_causal`), of other head sizes and in 8 bits
+   (`as_equal_heads`), of training (`log_over_served`), backward by its forward
+   (`log_over_forward`); norms by their bandwidth
    (`norm_times`); the least time of what streams through memory (`log_least`); products of 8 bits
    without the quantising that sources timed with them (`log_product_share`). Published benchmarks
    of these kernels.

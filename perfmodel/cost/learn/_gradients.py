@@ -46,6 +46,10 @@ _OVER_FORWARD_OF_WINDOWS: Final = {"GH100": 3.55, "GB100": 2.33}
 """Time of backward over that of forward, of sliding windows in 16 bits: medians over
 NVIDIA/cudnn-frontend 1.31.0, benchmark/attention_training, gpt_oss (windows of 128 tokens, heads of
 64 elements, 2k to 32k tokens, H200; GB200 and GB300)."""
+_TIMED_WINDOW: Final = 128
+"""Tokens of the windows of `_OVER_FORWARD_OF_WINDOWS`: the tiles of wider ones are edges in a
+smaller share, 128 over the window. With 1,024 tokens (1.19.0, H200), the ratio is nearly that
+without a window, 2.94."""
 _EQUAL_HEAD: Final = 128
 """Elements of a value from which longer queries and keys (192, latent attention) cost as much as
 their FLOPs: special kernels reach 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens,
@@ -56,11 +60,22 @@ there."""
 _NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
 """Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads
 in 8 bits."""
-_OVER_SERVED: Final = {"GB100": 1.07}
-"""Time of a training forward on a part with `USUAL_EXPONENTIALS` over what servers' kernels take,
-which were timed on Blackwell Ultra: the median over NVIDIA/cudnn-frontend 1.31.0,
-benchmark/attention_training, of GB200 and, by `log_over_exponentials`, GB300 (16 bits, llama3.1 and
-dsv3, 4k to 32k tokens, both masks: from 0.88 to 1.27)."""
+_OVER_SERVED: Final = {"GB100": 1.07, "GH100": 0.94}
+"""Time of a training forward on a part with `USUAL_EXPONENTIALS` over what servers' kernels take.
+
+GB100, whose servers' kernels were timed on Blackwell Ultra: the median over NVIDIA/cudnn-frontend
+1.31.0, benchmark/attention_training, of GB200 and, by `log_over_exponentials`, GB300 (16 bits,
+llama3.1 and dsv3, 4k to 32k tokens, both masks: from 0.88 to 1.27). GH100: the median over the
+benchmark of 1.19.0 on H200 (16 bits, llama3.1 and dsv3, 2k to 32k tokens, causal), each model's
+within 0.02 of it."""
+_WIDEST_UNMASKED: Final = 80
+"""Elements of the widest head that servers' kernels were timed with over whole sequences without a
+mask."""
+_EDGE_TOKENS: Final = {"GH100": 640.0, "GB100": 640.0}
+"""Tokens E of a causal mask's edge: over n tokens, causal attention takes 1 + E/n times half of
+full attention, as it computes the tiles on the diagonal whole and its tiles are unequally long. The
+median over the benchmarks of `_OVER_FORWARD` (16 and 8 bits, 2k to 32k tokens); 588 to 698 by
+device and model. On other dies servers' kernels leave other edges."""
 USUAL_EXPONENTIALS: Final = 16
 """Exponentials in a clock of the multiprocessors on which the ratios above were timed."""
 
@@ -76,6 +91,33 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
     # one head of keys for eight of queries: little to copy, and of such models there are most rows
     few_heads = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
     return rows.changed({"kv_heads": np.where(copied, few_heads, kv_heads)})
+
+
+def as_causal(
+    rows: Rows, die: np.ndarray, as_asked: np.ndarray
+) -> tuple[Rows, Float64[np.ndarray, "n"]]:
+    """Replace full self-attention of wide heads, which servers time only under a causal mask, by
+    causal attention over the same tokens.
+
+    Returns the changed rows and, for each, the log of the original row's time relative to the
+    changed one's: twice, less the mask's edge (`_EDGE_TOKENS`), and no less where sequences are
+    shorter than that. Only forward rows on dies where both masks were compared change.
+
+    Args:
+        die: die of each row [n].
+        as_asked: rows that stay as they are, bool[n].
+    """
+    full = rows.by_kind(lambda kind: kind.op == "full" and kind.pass_ == "fwd") & ~as_asked
+    queries = np.asarray(rows.shape["seq_q"], float)
+    keys = np.asarray(rows.shape["seq_kv"], float)
+    compared = full & np.isin(die, list(_EDGE_TOKENS))
+    wide = np.asarray(rows.shape["head_dim"]) > _WIDEST_UNMASKED
+    changed = compared & wide & (queries == keys) & ~_is_windowed(rows)
+    edge = np.array([_EDGE_TOKENS.get(name, 0.0) for name in die])
+    log_over = np.where(changed, np.maximum(np.log(2) - np.log1p(edge / queries), 0.0), 0.0)
+    shape = rows.shape | {"causal": np.where(changed, 1.0, rows.shape["causal"])}
+    columns = rows.columns._replace(op=np.where(changed, "causal", rows.columns.op).astype(object))
+    return Rows(rows.family, shape, *kinds_of(columns)), log_over
 
 
 def as_equal_heads(
@@ -191,8 +233,12 @@ def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     unwindowed = np.where(
         np.asarray(rows.shape["head_dim"]) > _WIDE, by_width[:, 1], by_width[:, 0]
     )
-    in_window = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
-    log_over = np.log(np.where(_is_windowed(rows) & (rows.dtypes == "half"), in_window, unwindowed))
+    # Tiles at the edges of a window have a ratio of their own; of wider windows they are fewer.
+    at_edges = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
+    window = np.maximum(np.asarray(rows.shape["window"], float), _TIMED_WINDOW)
+    in_window = _is_windowed(rows) & (rows.dtypes == "half")
+    edge_share = np.where(in_window, _TIMED_WINDOW / window, 0.0)
+    log_over = np.log(unwindowed) + edge_share * np.log(at_edges / unwindowed)
 
     # Backward has one exponential for 2.5 times the products, so fewer exponentials in a clock slow
     # it down less.

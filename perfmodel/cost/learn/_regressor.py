@@ -12,6 +12,7 @@ from perfmodel.cost.learn._gradients import (
     AnswerMethod,
     added,
     answer_method,
+    as_causal,
     as_equal_heads,
     forward_rows,
     gradient_products,
@@ -200,6 +201,11 @@ class Regressor:
             lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source),
         )
 
+        # Wide heads were timed under a causal mask alone.
+        die = request.of_query(lambda query: query.figures.die)
+        rows, log_over = as_causal(request.rows, die, as_asked)
+        request = request.instead(rows)
+
         # Inference servers copy the keys and values of causal prompts into a cache, and their times
         # include that copy.
         served = ~as_asked & self._rows_where(
@@ -213,9 +219,8 @@ class Regressor:
         rows = without_copies(request.rows, copies)
 
         # Rows are priced in 16 bits and with heads of equal length, then scaled.
-        rows, log_over = as_equal_heads(
-            rows, request.of_query(lambda query: query.figures.die), as_asked
-        )
+        rows, log_over_equal_heads = as_equal_heads(rows, die, as_asked)
+        log_over += log_over_equal_heads
         log_over += log_over_served(self._for_home_device(request), served)
         answers = self._as_timed(request.instead(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
