@@ -3,7 +3,8 @@ order.
 
 `NVIDIA H100 SXM5 80GB HBM3`, `8x 80GB H100-SXM` and `h100_sxm5_80gb` name one device;
 `H100-SXM-96GB-HBM2e-500W` another with a power limit of 500 W; `v5litepod-256` is a slice of a TPU
-v5e. Every part that is named must be the device's own: nothing is guessed.
+v5e; `A100 40GB (AWS p4d.24xlarge)` also names a place. Every part that is named must be the
+device's own: nothing is guessed.
 """
 
 import re
@@ -21,8 +22,6 @@ MAKERS: Final[Mapping[str, str]] = {
     "radeon": "AMD",
     "intel": "Intel",
     "habana": "Intel",
-    "google": "Google",
-    "cloud": "Google",
     "huawei": "Huawei",
     "moore": "Moore Threads",
     "threads": "Moore Threads",
@@ -37,8 +36,6 @@ MAKERS: Final[Mapping[str, str]] = {
     "cambricon": "Cambricon",
     "biren": "Biren",
     "enflame": "Enflame",
-    "amazon": "Amazon",
-    "aws": "Amazon",
 }
 """Makers of devices, by the words that name them or their product lines."""
 _FILLER: Final = frozenset(
@@ -52,8 +49,6 @@ _FILLER: Final = frozenset(
         "card",
         "cts",
         "hgx",
-        "gcp",
-        "a2",
         "superchip",
         "apu",
         "grace",
@@ -73,9 +68,48 @@ _FILLER: Final = frozenset(
         "at",
         "to",
         "with",
+        "on",
+        "in",
     }
 )
 """Words that drivers and tables add to a name."""
+PLACES: Final = frozenset(
+    {
+        # Clouds, also those of makers of chips: they host the chips of others too.
+        "alibaba",
+        "amazon",
+        "aws",
+        "azure",
+        "cloud",
+        "coreweave",
+        "crusoe",
+        "gcp",
+        "google",
+        "lambda",
+        "microsoft",
+        "nebius",
+        "oci",
+        "oracle",
+        "runpod",
+        # Supercomputers.
+        "alps",
+        "aurora",
+        "eos",
+        "frontier",
+        "isambard",
+        "jupiter",
+        "juwels",
+        "leonardo",
+        "lumi",
+        "marenostrum",
+        "perlmutter",
+        "polaris",
+        "selene",
+        "summit",
+        "supercomputer",
+    }
+)
+"""Words for places where devices stand, which say nothing of the device."""
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "pascal": "Pascal",
     "volta": "Volta",
@@ -97,6 +131,17 @@ _SPELLINGS: Final = (
     # Trademarks, and counts and instance types around a name (`8x H100`, `p5.48xlarge`).
     (r"\((?:tm|r|c)\)|[\u2122\u00ae]", " "),
     (r"\b[a-z]+\d+[a-z]*\.\d*x?large\b", " "),
+    # Instances of Azure (`Standard_ND96isr_H100_v5`), of Google (`a3-megagpu-8g`, `A3 Mega`), of
+    # Oracle (`BM.GPU.H100.8`) and of Amazon without their size (`DL1`): the chip that they name
+    # stays.
+    (
+        r"\b(?:standard[ _-])?n[cd]\d*[a-z]*[ _-]+((?:[a-z]+\d+[a-z]*[ _-]+)?)v\d\b",
+        r" \1 ",
+    ),
+    (r"\ba[234][- ](?:mega|high|ultra)(?:gpu-\d+g)?\b|\bg2-standard-\d+\b", " "),
+    (r"\b(?:bm|vm)\.gpu\d?\.((?:[a-z]+\d+[a-z]*)?)(?:-v\d)?(?:\.\d+)?\b", r" \1 "),
+    (r"\bmarenostrum[- ]?\d\b", " "),
+    (r"\b(?:dl1|p3dn|p4d|p4de|p5|p5e|p5en|p6)\b", " "),
     (r"(^|\() *\d+ ?[x\u00d7] ?(?=[a-z])", r"\1"),
     (r"\bai accelerators?\b|\bserver edition\b|\bultra (?=[bg]b?\d)", " "),
     # TPUs: the small chips are called `lite`, and a number behind the version is the size of a
@@ -182,7 +227,7 @@ def device_words(name: str) -> DeviceWords:
             makers.add(MAKERS[word])
         elif word in ARCHITECTURES:
             architectures.add(ARCHITECTURES[word])
-        elif word not in _FILLER:
+        elif word not in _FILLER and word not in PLACES:
             # `RTX4090` and `RTX-4090` are one name. Several devices are written in the plural
             # (`H100s`).
             singular = re.sub(r"(?<=\d)s$", "", word) if _PLURAL.fullmatch(word) else word

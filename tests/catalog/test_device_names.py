@@ -82,6 +82,38 @@ def test_devices_that_publications_name(words, name, power_w):
     assert (found.name, found.power_w) == (name, power_w)
 
 
+PLACES = (
+    "(AWS p4d.24xlarge)",
+    "on GCP A3 Mega",
+    "(Google Cloud, a3-megagpu-8g)",
+    "in Azure",
+    "(Standard_ND96isr_v5)",
+    "CoreWeave",
+    "(Oracle)",
+    "(MareNostrum 5)",
+    "on Frontier",
+)
+
+
+@given(st.sampled_from(devices()), st.sampled_from(PLACES), st.booleans())
+def test_a_place_says_nothing_of_the_device(name, place, first):
+    words = f"{place} {name}" if first else f"{name} {place}"
+    assert device(words) == device(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("OCI BM.GPU.H100.8", "H100"),
+        ("Azure ND H100 v5", "H100"),
+        ("Standard_ND96amsr_A100_v4 80GB", "A100-SXM4-80GB"),
+        ("AWS H100", "H100"),
+    ],
+)
+def test_an_instance_may_name_the_chip(words, name):
+    assert device(words) == device(name)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -105,6 +137,8 @@ def test_devices_that_publications_name(words, name, power_w):
         "8x",
         "RTX 6000 Blackwell",
         "TPU v5 lite Trillium",
+        "AWS p5.48xlarge",
+        "Azure A100 H100",
     ],
 )
 def test_nothing_is_guessed(words):
