@@ -173,7 +173,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="S",
-        help="stop if a rank makes no call for this long",
+        help="stop if a rank calls no collective for S seconds",
     )
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)"

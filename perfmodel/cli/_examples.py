@@ -39,7 +39,7 @@ _TWO: Final = {
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",
     ),
     "distribute": (
-        "distribute gpt2-345m --global-batch 8 --layout dp=2,tp=2,micro_batches=2 --out gpt.ir",
+        "distribute gpt2-345m --pad-vocab 8 --global-batch 8 --layout dp=2,tp=2,micro_batches=2 --out gpt.ir",
         "distribute model.onnx --pad-vocab 8 --layout 1/8/1/1 --out model.ir",
     ),
     "simulate": (
@@ -176,6 +176,10 @@ _TABLES: Final = ("fit", "validate", "plot roofline", "plot parity")
 """Commands that read tables, with all of their sub-commands."""
 
 
+_OTHER_LAYOUTS: Final = ("distribute", "simulate", "serve")
+"""Commands whose layouts do not have the keys of a training layout."""
+
+
 def examples(command: str) -> tuple[str, ...]:
     """Example command lines of a command; empty if there are none."""
     return tuple(f"perfmodel {line}" for line in _TWO.get(command, ()))
@@ -188,15 +192,21 @@ def epilog(command: str, parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         flags |= set(action.option_strings)
     parts = ["\n".join(["examples:", *(f"  {line}" for line in examples(command))])]
-    if flags & {"--layout", "--layouts", "--fix"}:
+    # Layouts of programs and servers have fewer keys, which the flag's own help lists.
+    takes_other_layouts = command in _OTHER_LAYOUTS
+    if flags & {"--layout", "--layouts", "--fix"} and not takes_other_layouts:
         parts.append(_listed("layout keys", "layout", key_fields(Layout)))
-    if flags & {"--layout", "--schedules", "--stages"}:
+    if flags & {"--layout", "--schedules", "--stages"} and not takes_other_layouts:
         parts.append(_listed("schedules", "schedules", SCHEDULES))
     if command.startswith(_TABLES):
         from perfmodel.cli._vocabulary import vocabulary
 
-        columns = [column["name"] for column in vocabulary("columns") if column["needed"] == "yes"]
-        parts.append(_listed("columns that tables need", "columns", columns))
+        needed: dict[str, list[str]] = {}
+        for column in vocabulary("columns"):
+            if column["needed"] == "yes":
+                needed.setdefault(column["table"], []).append(column["name"])
+        for name, columns in needed.items():
+            parts.append(_listed(f"columns that a table of {name} needs", "columns", columns))
     return "\n\n".join(parts)
 
 

@@ -155,7 +155,7 @@ def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
             dest="device_counts",
             type=whole_numbers,
             metavar="N[,N...]",
-            help="number of devices for clusters without one; several numbers are all tried",
+            help="number of devices for every cluster that is named without it; of several numbers, each is tried",
         )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")
@@ -175,7 +175,7 @@ def _add_global_batch(command: argparse._ActionsContainer, *, several: bool) -> 
             "--batches",
             type=whole_numbers,
             metavar="B[,B...]",
-            help="sequences per step; of several batch sizes, all layouts are ranked together",
+            help="sequences per step; layouts of several batch sizes are ranked together",
         )
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")

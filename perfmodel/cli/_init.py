@@ -176,4 +176,4 @@ def _placeholder(key: Key) -> str:
     """The text to write for a key that the user fills in, in TOML's notation."""
     if key.values == "numbers":
         return "[<numbers>]"
-    return f'"<{key.values}>"' if key.values in ("text", "words") else f"<{key.values}>"
+    return '"<text>"' if key.values in ("text", "words") else f"<{key.values}>"

@@ -100,7 +100,8 @@ def predicted(
     timeline: bool = False,
     quiet: bool = False,
 ) -> "Prediction":
-    """The prediction that the flags describe, or of another `layout`; prints assumptions.
+    """Predict what the flags describe, with `layout` instead of theirs if it is given; print
+    assumptions.
 
     Raises:
         PerfModelError: bad input.

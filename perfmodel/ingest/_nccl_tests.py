@@ -355,7 +355,7 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
     says = f"{by_ratio} ranks" if by_ratio is not None else "another collective or number of ranks"
     raise TableError(
         f"{place}: bus bandwidth over algorithm bandwidth is {ratio.ratio:.3f}, which fits {says}, but the log "
-        f"names {test}_perf among {stated_group['num_ranks']}; give the whole log, or --collective and --ranks"
+        f"names {test}_perf on {stated_group['num_ranks']} ranks; give the whole log, or --collective and --ranks"
     )
 
 

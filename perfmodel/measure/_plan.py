@@ -205,7 +205,7 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
         values: Sequence[Any] = value if isinstance(value, list) else [value]
         points = [v if len(names) > 1 else [v] for v in values]
         if any(not isinstance(p, list) or len(p) != len(names) for p in points):
-            raise CalibrationError(f"{key}: every value must be a list of {len(names)}")
+            raise CalibrationError(f"{key}: every value must be a list of {len(names)} entries")
         axes.append([dict(zip(names, p, strict=True)) for p in points])
 
     # A point takes one entry of every axis.

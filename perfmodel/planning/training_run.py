@@ -21,7 +21,8 @@ JOULES_PER_MWH = 3.6e9
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A training run with failures; `_lo` and `_hi` end the step time's 90 % interval."""
+    """A training run with failures. Fields in `_lo` and `_hi` belong to the ends of the step time's
+    90 % interval."""
 
     tokens: float | None
     """Tokens to train on; None if not stated, so that results are per million tokens."""

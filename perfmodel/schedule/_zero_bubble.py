@@ -34,7 +34,8 @@ class Steps(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Slots between legs: on the last device, the first (where the loss is), the last again."""
+    """Slots that a micro-batch waits where it turns: on the last device, on the first (which
+    computes the loss), and on the last again."""
 
     forward: int
     loss: int

@@ -77,9 +77,9 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
     "lamb": Optimizer(
         state_bytes=8,
         further_bytes=20,
-        source="You et al., arXiv 1904.00962, algorithm 2, by apex csrc/multi_tensor_lamb.cu: Adam's update is written "
-        "where the gradient was and read for its norm and again to be applied, weights are read once more for it and "
-        "for their norm",
+        source="You et al., arXiv 1904.00962, algorithm 2, by apex csrc/multi_tensor_lamb.cu: Adam's update overwrites "
+        "the gradient, is read for its norm, and is read again to be applied; weights are read once more for the "
+        "update and for their norm",
     ),
     "muon": Optimizer(
         state_bytes=4,

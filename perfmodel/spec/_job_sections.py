@@ -161,8 +161,8 @@ class KernelChoices:
     """Keys and values are copied for every query head before attention, so context parallelism
     exchanges the copies and the kernel reads them."""
     split_positions: bool = False
-    """Under sequence parallelism, each tensor-parallel rank has the learned positions of its part
-    of a sequence alone, instead of all of them."""
+    """Under sequence parallelism, each tensor-parallel rank stores the learned position embeddings
+    of its part of the sequence only, instead of all of them."""
     fused_batch_norm: bool = False
     """In convolutional networks, the kernel of a batch norm also adds the shortcut and applies the
     ReLU that follow it."""
@@ -170,8 +170,8 @@ class KernelChoices:
     """16-bit images of convolutional networks are stored channels-last (NHWC), so that batch norms
     run at the memory's bandwidth instead of by the slower channels-first kernels."""
     wide_norms: bool = False
-    """Layer norms and group norms of 16-bit activations run in fp32, with casts of what they take
-    and give (torch.autocast). So does a SiLU between a group norm and a convolution."""
+    """Layer norms and group norms of 16-bit activations run in fp32, with casts of their inputs
+    and outputs (torch.autocast). So does a SiLU between a group norm and a convolution."""
     cuda_graphs: CudaGraphs = "none"
     """Work that the host replays from CUDA graphs."""
     blocking_launches: bool = False
@@ -199,14 +199,15 @@ class NarrowProducts:
     `fp8_dpa`; `NVTE_DPA_FP8_RECIPE` sets its recipe beside 4-bit products); otherwise in 16
     bits."""
     fp8_activation_inputs: bool = False
-    """Inputs of the activation of gated feed-forwards are saved in 8 bits, with a cast each way
-    (Megatron-Core's `activation_func_fp8_input_store`, which takes SwiGLU alone, fused)."""
+    """Inputs of the activation of gated feed-forwards are saved in 8 bits, cast when they are
+    saved and when they are read (Megatron-Core's `activation_func_fp8_input_store`, which supports
+    only fused SwiGLU)."""
     fp8_params: bool = False
     """Trained weights of 8-bit products are stored only in 8 bits, instead of in 16 bits with 8-bit
-    copies (Megatron-Core's `--fp8-param-gather`), in both orientations if the products need
-    both."""
+    copies (Megatron-Core's `--fp8-param-gather`). If the products need the transpose too, it is
+    stored as well."""
     wide_modules: tuple[WideModule, ...] = ()
-    """Products that stay in 16 bits when others use 8 or 4."""
+    """Products that stay in 16 bits while the others use 8 or 4 bits."""
     wide_last_layers: int = 0
     """Number of layers at the end of the stack whose products all stay in 16 bits."""
 
@@ -226,17 +227,17 @@ class GradientReduction:
     """16-bit gradients have their own buffer besides the fp32 one, and separate kernels add them to
     it after each backward pass."""
     all_reduce_gradients: bool = False
-    """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates
+    """ZeRO 1 all-reduces the gradients, instead of reducing each part only to the rank that updates
     it."""
     reduce_every_micro_batch: bool = False
     """Gradients are reduced after the backward pass of every micro-batch although they are not
     sharded, as in torch's DistributedDataParallel without `no_sync`."""
     whole_gradients_in_pipelines: bool = False
-    """Under ZeRO 2 and 3, pipeline ranks accumulate whole gradients and reduce them once after the
-    last micro-batch, instead of after each."""
+    """Under ZeRO 2 and 3, pipeline ranks accumulate unsharded gradients and reduce them once, after
+    the last micro-batch, instead of after every micro-batch."""
     whole_gradients_in_accumulation: bool = False
-    """Under ZeRO 2 and 3, the micro-batches of a step add up whole gradients and the last one
-    reduces them, instead of each (torch's `no_sync`)."""
+    """Under ZeRO 2 and 3, unsharded gradients are accumulated over the micro-batches of a step and
+    reduced once, after the last one, instead of after every micro-batch (torch's `no_sync`)."""
     bucket_bytes: float | None = None
     """Size of the buffers in which ZeRO reduces gradients and gathers weights; default: the
     framework's."""
@@ -299,8 +300,8 @@ class ExpertTokens:
     """Capacity of every expert relative to its mean number of tokens; experts compute full capacity
     and drop tokens beyond it (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     einsum_dispatch: bool = False
-    """With a capacity, tokens come to the places of their experts and back by products with masks
-    of every token and place of their sequence, instead of by kernels that copy them (GShard,
+    """With a capacity, tokens are dispatched to experts and combined by matrix products with masks
+    (every token by every slot of its sequence), instead of by kernels that copy them (GShard,
     algorithm 2; MaxText `dense_matmul`)."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs need

@@ -69,8 +69,8 @@ def _condition_pieces(model: Transformer, local: ShardSizes, adaln: AdaLN) -> li
 
 
 def condition_weights(model: Transformer, adaln: AdaLN) -> tuple[int, int]:
-    """Elements of the weights that a row passes in the embeddings of conditions, and elements of
-    their biases and of the table of classes."""
+    """Elements of the weight matrices that embed a sample's conditions; elements of their biases
+    and of the table of classes."""
     h, text = model.hidden, model.inputs.text_condition
     widths = [adaln.frequencies]
     if adaln.guidance:

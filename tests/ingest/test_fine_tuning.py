@@ -493,7 +493,7 @@ def test_products_that_have_adapters(
 def test_adapters_on_other_products_are_a_doubt(targets: str) -> None:
     launch = read("axolotl.yml", ("[q_proj, k_proj, v_proj, o_proj]", targets))
     assert len(launch.may_be_wrong) == 1
-    assert launch.may_be_wrong[0].startswith("what is trained may be wrong: adapters on ")
+    assert launch.may_be_wrong[0].startswith("the training method may be wrong: adapters on ")
 
 
 @pytest.mark.parametrize(
@@ -874,7 +874,9 @@ def test_training_of_further_models_or_passes_is_an_open_fact(case: str) -> None
     text, name = FURTHER_MODELS[case]
     launch = parse_launch(text, name, devices=8)
     doubts = [
-        doubt for doubt in launch.may_be_wrong if doubt.startswith("what is trained may be wrong")
+        doubt
+        for doubt in launch.may_be_wrong
+        if doubt.startswith("the training method may be wrong")
     ]
     assert any("further model" in doubt for doubt in doubts), launch.may_be_wrong
 

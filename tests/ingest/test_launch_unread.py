@@ -20,8 +20,8 @@ SUBJECT_OF = {
     "--new-experts-per-group 4": "the model",
     "--extra-hidden-dim 64": "the model",
     "--another-head-dim 64": "the model",
-    "--dora-rank 8": "what is trained",
-    "--freeze-first-layers 2": "what is trained",
+    "--dora-rank 8": "the training method",
+    "--freeze-first-layers 2": "the training method",
     "--sequence-parallel-kind ring": "the layout",
     "--my-pipeline-stages 2": "the layout",
     "--zero-level 3": "the layout",
@@ -117,7 +117,7 @@ def test_the_worst_comes_first_whatever_the_order_of_the_file() -> None:
         "some-overlap",
     ]
     subjects = [line.partition(" may")[0] for line in launches[0].may_be_wrong]
-    assert subjects == ["the model", "what is trained", "the layout", "the precision", "memory"]
+    assert subjects == ["the model", "the training method", "the layout", "the precision", "memory"]
 
 
 def test_a_model_that_is_given_cannot_be_wrong() -> None:

@@ -231,7 +231,7 @@ def test_what_has_no_row_is_counted(tmp_path: Path) -> None:
         ),
         (
             cases.nccl_text(ROWS).replace("#  Rank  7", "# Lost  7"),
-            "fits 8 ranks, but .* all_reduce_perf among 7",
+            "fits 8 ranks, but .* all_reduce_perf on 7 ranks",
         ),
         (
             cases.nccl_text(ROWS).replace("A100-SXM4-80GB", "V100", 1),

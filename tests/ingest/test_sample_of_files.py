@@ -108,7 +108,9 @@ def test_options_of_what_starts_a_front_end_are_none_of_its_own(starter: str) ->
 )
 def test_adapters_by_other_names_are_doubted(flags: str) -> None:
     launch = read("run.sh", f"torchrun --nproc_per_node 8 {TRAINER} {flags}")
-    assert any(doubt.startswith("what is trained may be wrong") for doubt in launch.may_be_wrong)
+    assert any(
+        doubt.startswith("the training method may be wrong") for doubt in launch.may_be_wrong
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class TextToImage:
-    """Sizes that these transformers call by the same names."""
+    """Sizes that the transformers of all text-to-image models name alike."""
 
     TEXT_TOKENS: ClassVar[int]
     """Tokens of text."""

@@ -170,8 +170,8 @@ _NOT_TRAINED: Final = re.compile(r"rout|expert|correction|sink|position|score")
 def biases_not_counted(
     config: Mapping[str, Any], read_keys: Collection[str], fields: Mapping[str, Any]
 ) -> str:
-    """A sentence on keys that switch biases on or off which the family's reader does not know,
-    where they are not as it counts them; empty if all are.
+    """A sentence on unread keys that switch biases on or off, if they contradict the biases that
+    the model is described with; empty if none does.
 
     Args:
         read_keys: keys that the reader knows.

@@ -108,7 +108,7 @@ class Gemma4(LlamaWithExperts, SmallGemmaKeys):
         for layer in by_layer:
             if not layer.isdecimal():
                 raise CannotDescribeError(
-                    f"per_layer_config has sizes of {layer!r}, which is not the number of a layer"
+                    f"per_layer_config has the key {layer!r}, which is not a layer number"
                 )
         # Numbers are padded to equal lengths: "05" among "11".
         sizes_of_layer = {int(layer): sizes for layer, sizes in by_layer.items()}

@@ -123,7 +123,7 @@ class Rank:
         return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> CallPrice:
-        """The seconds of a call, and what emulating it takes by itself."""
+        """Seconds of a call in the modelled network, and seconds that emulating it takes."""
         if self._trial:
             return CallPrice(_TRIAL_S, _TRIAL_CORE_S)
         return CallPrice(*self.environment.price(group, call), *self._overhead[at_once])

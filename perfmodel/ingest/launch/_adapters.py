@@ -104,7 +104,7 @@ def _fields_of_pattern(pattern: str) -> Fields:
     fields: Fields = {"adapter_modules": tuple(modules)}
     if partly:
         fields["doubt.adapters"] = (
-            f"what is trained may be wrong: {', '.join(partly)} have adapters in some layers only, but the "
+            f"the training method may be wrong: {', '.join(partly)} have adapters in some layers only, but the "
             "prediction has them in every layer"
         )
     return fields
@@ -146,7 +146,7 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
         fields["adapter_modules"] = tuple(dict.fromkeys(modules))
     if unknown:
         fields["doubt.adapters"] = (
-            f"what is trained may be wrong: adapters on {', '.join(unknown)} are left out, because no matrix "
+            f"the training method may be wrong: adapters on {', '.join(unknown)} are left out, because no matrix "
             "multiplication of that name is known"
         )
     return fields

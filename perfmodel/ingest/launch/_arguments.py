@@ -87,7 +87,7 @@ FEWEST: Final = 4
 def followed_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Script, dict[str, int]]:
-    """Run a script symbolically in the job that it requests from its scheduler; also returns the
+    """Follow a script as its scheduler would run it, without executing it; also returns the
     numbers requested.
 
     Args:

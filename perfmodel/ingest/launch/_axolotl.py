@@ -164,7 +164,7 @@ def _cut_loss(settings: Mapping[str, Any]) -> Fields:
     unknown = [name for name in plugins.split() if not _is_known_plugin(name)]
     if unknown:
         fields["doubt.plugins"] = (
-            f"all may be wrong: perfmodel does not know what the plugin {', '.join(unknown)} changes of the training"
+            f"everything may be wrong: perfmodel does not know how the plugin {', '.join(unknown)} changes the training"
         )
     return fields
 

@@ -86,7 +86,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     if word == "freeze":
         return {
             "doubt.trained": (
-                f"what is trained may be wrong: {key}=freeze trains some of the weights, but all are "
+                f"the training method may be wrong: {key}=freeze trains some of the weights, but all are "
                 "predicted to be trained"
             )
         }
@@ -94,7 +94,9 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     # DoRA, VeRA and IA3 also train few weights beside frozen ones. LoRA is the closest modelled
     # method.
     if word not in _LORA:
-        fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is predicted as LoRA"
+        fields["doubt.trained"] = (
+            f"the training method may be wrong: {key} {kind} is predicted as LoRA"
+        )
     return fields
 
 
@@ -150,7 +152,7 @@ def objective_fields(word: Any, key: str) -> Fields:
         return {}
     return {
         "doubt.stage": (
-            f"what is trained may be wrong: {key}={word} runs further models or passes, but plain fine-tuning is "
+            f"the training method may be wrong: {key}={word} runs further models or passes, but plain fine-tuning is "
             "predicted"
         )
     }

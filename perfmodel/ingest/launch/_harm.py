@@ -2,7 +2,7 @@
 
 This is the one place that all formats share. A format lists what it knows to be harmless; every
 other unread setting comes here. Its name tells what it affects (`harm_of`). Settings of the model,
-of what is trained, of the layout, of precision and of memory make a prediction doubtful, and
+of the training method, of the layout, of precision and of memory make a prediction doubtful, and
 `doubts` says so at the head of the answer. All others are named after them, and those of logging,
 checkpoints and data (`HARMLESS`) not at all.
 """
@@ -31,7 +31,7 @@ class Harm(IntEnum):
 
 SUBJECTS: Final = {
     Harm.MODEL: "the model",
-    Harm.TRAINED: "what is trained",
+    Harm.TRAINED: "the training method",
     Harm.LAYOUT: "the layout",
     Harm.PRECISION: "the precision",
     Harm.MEMORY: "memory",

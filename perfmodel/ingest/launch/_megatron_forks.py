@@ -175,7 +175,7 @@ def _adapters(arguments: Mapping[str, Any]) -> Fields:
         if "lora-rank" in arguments and not _is_swift(arguments):
             return {
                 "doubt.adapters": (
-                    f"what is trained may be wrong: --lora-rank {arguments['lora-rank']} is the rank of "
+                    f"the training method may be wrong: --lora-rank {arguments['lora-rank']} is the rank of "
                     "adapters, but training of all weights is predicted"
                 )
             }
@@ -292,7 +292,7 @@ def _objective(arguments: Mapping[str, Any]) -> Fields:
         return {}
     return {
         "doubt.stage": (
-            f"what is trained may be wrong: --{names[0]} belongs to training that runs further models or passes, but "
+            f"the training method may be wrong: --{names[0]} belongs to training that runs further models or passes, but "
             "plain training is predicted"
         )
     }
@@ -340,7 +340,7 @@ def _slime(arguments: Mapping[str, Any]) -> Fields:
     )
     if as_list(arguments.get("loss-type"))[:1] != ["sft_loss"]:
         fields["doubt.stage"] = (
-            "what is trained may be wrong: text is generated and scored before every step, but only the training step "
+            "the training method may be wrong: text is generated and scored before every step, but only the training step "
             "of the actor is predicted"
         )
     return fields

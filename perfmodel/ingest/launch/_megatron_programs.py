@@ -117,7 +117,7 @@ def kind_of_model(arguments: Mapping[str, Any]) -> Fields:
     if set(parts) & set(_FAMILIES) and not states_llama:
         return {
             "doubt.model": (
-                f"the model may be wrong: {name}.py has layers of its own, which no argument describes, but those of "
+                f"the model may be wrong: {name}.py defines its own layers, which no argument describes; those of "
                 "GPT are predicted; give --model"
             )
         }

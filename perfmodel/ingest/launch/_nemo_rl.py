@@ -177,7 +177,7 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
     name = next(iter(settings)).partition(".")[0]
     return {
         "doubt.stage": (
-            f"what is trained may be wrong: {name} runs further models or passes, but only the policy's training step "
+            f"the training method may be wrong: {name} runs further models or passes, but only the policy's training step "
             "is predicted"
         )
     }

@@ -38,7 +38,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     if scheme != "lora":
         return {
             "doubt.trained": (
-                f"what is trained may be wrong: perfmodel does not know peft_scheme {scheme}; all weights are trained"
+                f"the training method may be wrong: perfmodel does not know peft_scheme {scheme}; all weights are trained"
             )
         }
     modules: list[str] = []
@@ -54,7 +54,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 def _taught(settings: Mapping[str, Any]) -> Fields:
     return {
         "doubt.stage": (
-            "what is trained may be wrong: model.kd_teacher_restore_from_path names a further model, which runs beside "
+            "the training method may be wrong: model.kd_teacher_restore_from_path names a further model, which runs beside "
             "the one that is predicted"
         )
     }

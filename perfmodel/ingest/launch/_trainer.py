@@ -309,7 +309,7 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
     name = next(name for name in settings if name != PROGRAM)
     return {
         "doubt.stage": (
-            f"what is trained may be wrong: {name} belongs to training that runs further models or passes, but plain "
+            f"the training method may be wrong: {name} belongs to training that runs further models or passes, but plain "
             "fine-tuning is predicted"
         )
     }

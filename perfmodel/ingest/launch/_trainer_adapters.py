@@ -115,7 +115,7 @@ def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
     fields = Adapters(rank=rank, targets="all").fields
     if not is_on(settings.get("only_optimize_lora", False)):
         fields["doubt.trained"] = (
-            "what is trained may be wrong: without only_optimize_lora, embeddings and norms are "
+            "the training method may be wrong: without only_optimize_lora, embeddings and norms are "
             "trained as well as adapters, but the prediction freezes them"
         )
     return fields
@@ -139,7 +139,7 @@ def trl_adapters(settings: Mapping[str, Any]) -> Fields:
     program = str(settings.get(PROGRAM, ""))
     if not stated and not bits and _TRAINS_ADAPTERS.search(program):
         return {
-            "doubt.trained": f"what is trained may be wrong: the name of {program} suggests "
+            "doubt.trained": f"the training method may be wrong: the name of {program} suggests "
             "adapters, but none of its arguments for them was understood; all weights are "
             "predicted to be trained"
         }
@@ -165,7 +165,7 @@ def trl_adapters(settings: Mapping[str, Any]) -> Fields:
         return fields
     if bits:
         return {
-            "doubt.trained": f"what is trained may be wrong: weights in {bits} bits are frozen, but "
+            "doubt.trained": f"the training method may be wrong: weights in {bits} bits are frozen, but "
             "the file names no adapters"
         }
     return {}

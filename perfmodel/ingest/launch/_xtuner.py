@@ -227,7 +227,7 @@ def _frozen(settings: Mapping[str, Any]) -> Fields:
         return {}
     return {
         "doubt.trained": (
-            "what is trained may be wrong: freeze_llm freezes the language model, but the prediction trains it"
+            "the training method may be wrong: freeze_llm freezes the language model, but the prediction trains it"
         )
     }
 

@@ -216,7 +216,8 @@ def _axis(
 
 
 def pad_vocabulary(program: Program, multiple: int) -> Program:
-    """Pad embedding tables and heads to a multiple of the vocabulary size (as Megatron-LM does).
+    """Pad the vocabulary of embedding tables and heads to a multiple of a number, as Megatron-LM
+    does.
 
     Logits grow too; in a loss the added classes take part as tokens that never occur, as
     Megatron-LM's do.

@@ -138,7 +138,7 @@ class _CoreQueue:
         """An event: when, whether the op is on a core until then, and the op."""
 
     def run(self) -> None:
-        """Run all ops, from those that wait for nothing."""
+        """Run all ops, starting with those that wait for nothing."""
         ready = [op for op, count in enumerate(self._unmet) if count == 0]
         while ready or self._events:
             for op in ready:

@@ -185,7 +185,7 @@ _LAYOUT_SETTINGS: Final = (
         title="communication of tensor parallelism is not overlapped",
         prior=0.3,
         fields={"tp_overlap": False},
-        remedy="check that the overlap of tensor parallelism reaches the run, and that its buffers could be set up",
+        remedy="check in the log that the run has the flags for overlapping tensor parallelism, and could allocate its buffers",
     ),
     _SettingFault(
         name="full_recompute",

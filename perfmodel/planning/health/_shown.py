@@ -119,7 +119,7 @@ def shown_causes(
         title = "steps wait for their data"
         evidence = f"the slowest rank's loader takes {duration(data.most_s)} of each step"
         if log_format == "deepspeed":
-            title = "each step waits before its forward pass, as for data"
+            title = "each step waits before its forward pass, as it would for data"
             evidence = f"{duration(data.most_s)} of each step pass outside of forward pass, backward pass and update"
         causes.append(
             Cause(

@@ -198,7 +198,7 @@ def _front(
 def non_dominated(
     points: Float[np.ndarray, "points objectives"], limit: int | None = None
 ) -> Int[np.ndarray, " front"]:
-    """Return the non-dominated rows, one of those that are equal, up to a maximum number.
+    """Return the non-dominated rows, without duplicates, up to a maximum number.
 
     Rows are taken in order of their sum: the row with the smallest remaining sum is on the front,
     and rows that it dominates are dropped.

@@ -84,7 +84,7 @@ def team_folds(teams: Sequence[str]) -> Folds:
 
 
 def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
-    """One fold per group, which leaves out all runs of every source that has runs of the group.
+    """One fold per group. It leaves out every source with a run of the group, with all its runs.
 
     Args:
         groups: the framework, the device generation, the year or the kind of model of every run.

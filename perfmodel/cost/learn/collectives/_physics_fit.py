@@ -39,7 +39,7 @@ _CONSTANTS: Final = len(fields(LinkConstants)) - 2 + 2 * _OF_TIER
 
 
 def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.ndarray:
-    """The physical curve [s] at every row, each alone on its fabric."""
+    """Time of every row's collective by the physical curve [s], without other traffic."""
     return _Placements(rows).time(values)
 
 

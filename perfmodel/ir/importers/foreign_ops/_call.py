@@ -188,7 +188,7 @@ class ForeignOp:
 
 
 def foreign_ops(*signatures: str, rule: Rule) -> dict[str, ForeignOp]:
-    """Ops that one rule writes, by name.
+    """Foreign ops that the same rule translates, by name.
 
     Args:
         signatures: an op's name and operands, as `slice.Tensor(x, axes, starts, ends)`. Operands
