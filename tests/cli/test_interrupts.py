@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from thinned import one_in
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="there are no process groups to interrupt"
@@ -62,15 +63,6 @@ FRACTIONS = [
     0.92,
     0.98,
 ]
-
-
-def few_of(fractions: list[float], every: int = 3) -> list:
-    """Every so many moments; each is a process that starts anew, so that those between are left to
-    `make slow`."""
-    return [
-        pytest.param(f, marks=pytest.mark.slow) if k % every != every // 2 else f
-        for k, f in enumerate(fractions)
-    ]
 
 
 def start(arguments: list[str], cache) -> subprocess.Popen:
@@ -135,7 +127,7 @@ def check(status: int, out: str, err: str) -> None:
         assert "so far" in result["certificate"]
 
 
-@pytest.mark.parametrize("fraction", few_of(FRACTIONS, 6))
+@pytest.mark.parametrize("fraction", one_in(6, FRACTIONS))
 def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, SEARCH, cache))
 
@@ -163,12 +155,12 @@ def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     assert (process.returncode, process.stderr) == (130, "perfmodel: interrupted\n")
 
 
-@pytest.mark.parametrize("fraction", few_of([0.4, 0.8, 1.2]))
+@pytest.mark.parametrize("fraction", one_in(3, [0.4, 0.8, 1.2]))
 def test_an_interrupt_while_functions_are_compiled(fraction, takes_s, tmp_path):
     check(*interrupted_after(fraction * takes_s, SEARCH, tmp_path))
 
 
-@pytest.mark.parametrize("fraction", few_of([0.4, 0.7, 1.0, 1.4]))
+@pytest.mark.parametrize("fraction", one_in(3, [0.4, 0.7, 1.0, 1.4]))
 def test_an_interrupt_of_a_search_with_workers(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, [*SEARCH, "--workers", "2"], cache))
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from thinned import one_in
 
 from perfmodel.catalog import device
 from perfmodel.cost.learn import PriceQuery, Query, Regressor, load_regressor, shipped_folder
@@ -46,7 +47,7 @@ def regressor_inputs(name: str, op: KernelOp) -> tuple[Regressor, Inputs]:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", one_in(3, CASES))
 def test_gradients_equal_finite_differences(name: str) -> None:
     op, columns = CASES[name]
     regressor, inputs = regressor_inputs(name, op)
@@ -80,7 +81,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", one_in(3, CASES))
 def test_jax_and_numpy_predict_alike(name: str) -> None:
     op, _ = CASES[name]
     regressor, inputs = regressor_inputs(name, op)

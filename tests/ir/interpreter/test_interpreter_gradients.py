@@ -4,6 +4,7 @@ float64."""
 import jax
 import numpy as np
 import pytest
+from thinned import one_in
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ir.interpreter import (
@@ -94,7 +95,7 @@ def test_chimera_with_2k_pipelines(p: int, pipelines: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
-@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize(("p", "m"), one_in(3, [(1, 2), (2, 3), (3, 4)]))
 def test_sequence_slices(slices: int, p: int, m: int) -> None:
     schedule = get_schedule(f"seq1f1b:{slices}")(p, m)
     assert_equals_sequential(schedule, causal_model(4, p), *_data(m, 2, 8, 4))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from thinned import one_in
 
 import perfmodel as pm
 from perfmodel import catalog
@@ -46,7 +47,7 @@ def test_micro_batches_are_all_divisors_of_the_batch(batch, mode):
 
 
 @pytest.mark.parametrize(("devices", "options"), [(8, "all"), (12, "recompute,overlap"), (96, "")])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", one_in(3, MODELS))
 def test_every_kind_of_model_can_be_laid_out_and_evaluated(name, devices, options):
     """Degrees that a model cannot do are counted, and leave a space of layouts that all can be
     evaluated."""
