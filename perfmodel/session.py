@@ -79,36 +79,39 @@ class Cache:
             make: computes the values of the absent keys, and returns them by key; it may add values
                 of further keys.
         """
+        # Keys are records of many fields, whose hashes take longer than all the rest: as few
+        # look-ups as can be.
         with self._lock:
             entries = [self._entries.get(key) for key in keys]
+            absent: dict[Key, None] = {}
             for key, entry in zip(keys, entries, strict=True):
-                if entry is not None:
+                if entry is None:
+                    absent[key] = None
+                else:
                     self._entries.move_to_end(key)
-        absent = dict.fromkeys(
-            key for key, entry in zip(keys, entries, strict=True) if entry is None
-        )
         if not absent:
             return [entry.value for entry in entries if entry is not None]
 
         # Computed without the lock, as in `get_or_compute`. They need not all fit into the cache.
-        values = {
-            key: entry.value for key, entry in zip(keys, entries, strict=True) if entry is not None
-        }
-        computed = list(make(list(absent)))
-        values.update(computed)
+        computed = dict(make(list(absent)))
         with self._lock:
-            for key, value in computed:
+            for key, value in computed.items():
                 self._keep(key, value)
-        return [values[key] for key in keys]
+        return [
+            computed[key] if entry is None else entry.value
+            for key, entry in zip(keys, entries, strict=True)
+        ]
 
     def _keep(self, key: Hashable, value: Any) -> None:
         """Store a value as the last one, and drop the oldest ones beyond the size of the cache."""
-        size = self._size(value)
-        replaced = self._entries.pop(key, None)
-        if replaced is not None:
-            self._total_size -= replaced.size
-        self._entries[key] = _Entry(value, size)
-        self._total_size += size
+        entry = _Entry(value, self._size(value))
+        n_before = len(self._entries)
+        stored = self._entries.setdefault(key, entry)
+        if len(self._entries) == n_before:
+            self._total_size -= stored.size
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+        self._total_size += entry.size
 
         # The last value stays, however large it is.
         while self._total_size > self._most and len(self._entries) > 1:

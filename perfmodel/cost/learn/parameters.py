@@ -19,6 +19,10 @@ FEATURE_CLIP: Final = 6.0
 """Standard deviations at which features are clipped."""
 
 
+_BLOCK: Final = 512
+"""Rows that networks take at once: the outputs of a layer for them are 400 kB."""
+
+
 LAYERED: Final = ("kernels", "biases", "tables")
 """Fields of `Parameters` that are tuples of arrays."""
 
@@ -135,6 +139,17 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     where they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep
     ensembles).
     """
+    if xp is np and len(z) > _BLOCK:
+        # Block by block, so that what one layer leaves for the next stays in the processor's cache.
+        # No row depends on the others (`_each_by`).
+        log_factor = np.empty(len(z), z.dtype)
+        for start in range(0, len(z), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            log_factor[block] = residual(
+                xp, family, params, z[block], positions[block], stack[block]
+            )
+        return log_factor
+
     clipped = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
