@@ -255,7 +255,7 @@ def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     path = (folder / name.strip()).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise PerfModelError(
-            f"{place}: schedule={schedule} is not in {folder.resolve()}; put it beside the job file, or give "
+            f"{place}: schedule={schedule} is not in {folder.resolve()}; put it next to the job file, or give "
             "--set layout.schedule=file:PATH"
         )
     below = f"file:{path}"

@@ -236,7 +236,7 @@ def idle_changes(arguments: argparse.Namespace) -> list[str]:
         flag = _flag_of_key(section, name)
         if flag in arguments.given and hasattr(arguments, flag):
             sentences.append(
-                f"--set {change} has no effect beside {flags_of([_SPELLED.get(flag, flag)])}"
+                f"--set {change} has no effect with {flags_of([_SPELLED.get(flag, flag)])}"
             )
     return sentences
 

@@ -72,7 +72,7 @@ def add_init(commands: Any) -> None:
 def add_samples(commands: Any) -> None:
     """Register the command `samples` and its flags."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "samples", help="write small files of every kind, with a command to try each on"
+        "samples", help="write a small sample of every kind of file, and a command to try for each"
     )
     command.add_argument("folder", type=Path, metavar="DIR", help="folder to write the files to")
     command.add_argument("--force", action="store_true", help="replace existing files")

@@ -327,7 +327,7 @@ def _launch_text(
             note([f"exported: {p.layout_notation}"])
         note(file.left_to_script)
         if file.by_script:
-            note([f"to predict the file as it will run, give --layout {file.by_script} beside it"])
+            note([f"to predict the file as it will run, also give --layout {file.by_script}"])
         return file.text
     raise LaunchFileError(
         f"search: none of the {len(result.layouts)} best layouts can be written as a launch file: {refused[0]}; "

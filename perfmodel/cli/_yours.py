@@ -88,8 +88,8 @@ class Advice:
             lines += [f"  {line}" for line in change.diff]
         if self.changes.by_hand:
             lines.append(
-                f"  set {', '.join(self.changes.by_hand)} in the training script: perfmodel knows no setting of this "
-                "file for it"
+                f"  set {', '.join(self.changes.by_hand)} in the training script, because perfmodel knows no such "
+                "setting of this file"
             )
         return lines
 

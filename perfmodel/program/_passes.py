@@ -123,7 +123,7 @@ def add_passes(
     variants: Variants,
     order: ProgramOrder,
 ) -> Passes:
-    """Add the compute ops, an instruction's parts one after another."""
+    """Add the compute ops of all instructions; parts of an instruction run one after another."""
     parts = np.where(_split(spec, schedule), spec.segments, 1)
     last = np.cumsum(parts) - 1
     first = last + 1 - parts

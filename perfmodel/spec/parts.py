@@ -435,7 +435,7 @@ class DeltaNet(Stated):
             )
         if self.fixed_decays and (self.channel_decays or self.gate_rank):
             raise PerfModelError(
-                "delta_net: fixed_decays leaves no decays for channel_decays or gate_rank to make"
+                "delta_net: fixed_decays cannot be combined with channel_decays or gate_rank, which compute decays"
             )
         if self.heads % self.key_heads:
             raise PerfModelError(

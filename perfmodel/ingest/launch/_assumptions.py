@@ -79,8 +79,8 @@ def doubts_of_rules(known: Fields, overrides: Overrides) -> list[str]:
 
 
 def ignored_settings(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
-    """Settings that were not understood and parts that were not read, those that only cost some
-    time last."""
+    """Settings that were not understood and parts that were not read; those that can only change
+    the time come last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
     costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
     # Readers stop after the first lines of a list; an unread kernel option

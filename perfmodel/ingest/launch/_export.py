@@ -327,7 +327,7 @@ def _with_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> La
 
 
 def write_launch(path: Path | str, text: str) -> None:
-    """Write an exported file; scripts may be run."""
+    """Write an exported file; scripts are made executable."""
     path = Path(path)
     path.write_text(text, "utf-8")
     if text.startswith("#!"):

@@ -280,7 +280,7 @@ def _missing_file(settings: Mapping[str, Any]) -> Fields:
         return {}
     engine = _ENGINE_TITLES.get(str(settings.get("distributed_type")))
     if engine:
-        assumed = f"{engine} is taken from its name, and bf16"
+        assumed = f"{engine} (from the file's name) in bf16 is assumed"
     else:
         assumed = "plain data parallelism in bf16 is assumed"
     return {

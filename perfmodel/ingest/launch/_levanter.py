@@ -255,7 +255,7 @@ _DISTILLS: Final = ("student.type", "teacher.type")
 def _distills(settings: Mapping[str, Any]) -> Fields:
     """A student that is trained beside a teacher, whose passes are not part of the prediction."""
     raise BadValue(
-        "belongs to distillation, which runs a teacher beside the trained model; perfmodel predicts one model's "
+        "belongs to distillation, which runs a teacher alongside the trained model; perfmodel predicts one model's "
         f"training step: give --model, --layout and so on instead of the file, got {next(iter(settings.values()))!r}"
     )
 

@@ -54,7 +54,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 def _taught(settings: Mapping[str, Any]) -> Fields:
     return {
         "doubt.stage": (
-            "the training method may be wrong: model.kd_teacher_restore_from_path names a further model, which runs beside "
+            "the training method may be wrong: model.kd_teacher_restore_from_path names a further model, which runs alongside "
             "the one that is predicted"
         )
     }

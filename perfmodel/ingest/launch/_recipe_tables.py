@@ -53,7 +53,8 @@ def recipe_entries(framework: str, *names: str, place: str, line: int) -> dict[s
 def known_entries(
     framework: str, *names: str, place: str, line: int
 ) -> tuple[dict[str, Entry], LaunchFileError | None]:
-    """The settings of a recipe; none, and the error, if it is not known."""
+    """Return the settings of a recipe and no error, or for an unknown recipe no settings and the
+    error."""
     try:
         return recipe_entries(framework, *names, place=place, line=line), None
     except LaunchFileError as error:

@@ -205,7 +205,7 @@ def _remarks(block: str) -> Fields:
     remarks: Fields = {"note.framework": "overheads of ROLL itself are not modelled"}
     if block != "sft_train":
         remarks["doubt.stage"] = (
-            f"the training method may be wrong: {block} runs beside further models or passes, but only its training step "
+            f"the training method may be wrong: {block} runs alongside further models or passes, but only its training step "
             "is predicted"
         )
     return remarks

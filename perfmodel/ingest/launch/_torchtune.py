@@ -166,7 +166,7 @@ def _further_models(settings: Mapping[str, Any]) -> Fields:
     names = " and ".join(settings)
     return {
         "doubt.models": (
-            f"the training method may be wrong: {names} names a further model, which runs beside the one that is predicted"
+            f"the training method may be wrong: {names} names a further model, which runs alongside the one that is predicted"
         )
     }
 

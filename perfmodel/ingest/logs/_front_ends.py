@@ -138,8 +138,8 @@ BRIDGE: Final = re.compile(r"\bStep Time : ([\d.]+)s GPU utilization: ([\d.]+) ?
 
 
 def bridge_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """`Step Time : 6.51s GPU utilization: 512.1MODEL_TFLOP/s/GPU`, which names no step: they are
-    counted."""
+    """`Step Time : 6.51s GPU utilization: 512.1MODEL_TFLOP/s/GPU`, whose lines have no step number
+    and are counted."""
     step = 0
     for line_number, line in enumerate(lines):
         match = BRIDGE.search(line)

@@ -95,7 +95,8 @@ def torch_program(op: KernelOp, device: str) -> Program:
 def queued_sampler(
     timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool
 ) -> SampleCalls:
-    """Sampler of queued calls; `every_call` waits for each, as CPUs may run them at once."""
+    """Sampler that queues calls. With `every_call` it waits for each, since CPUs may run several at
+    once."""
     call = Calls(timed)
 
     # Calls that are queued run in order, so that waiting for the last one is waiting for all.

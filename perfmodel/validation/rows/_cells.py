@@ -127,7 +127,7 @@ _OF_STEP_TIME: Final = (
 
 
 def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Fill in empty step times from tokens per second and device, and a step's tokens."""
+    """Fill in empty step times: a step's tokens divided by the throughput of all devices."""
     import pandas as pd
 
     if not set(_OF_STEP_TIME) <= set(table.columns):

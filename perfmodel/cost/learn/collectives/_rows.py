@@ -257,7 +257,7 @@ low rates..."""
 HOPS: Final = 10.0
 """...and neither do this many hops per rank."""
 DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
-BESIDE: Final = "timed beside other groups; compared with one group alone"
+BESIDE: Final = "timed while other groups communicated; compared with one group alone"
 MESH_PEERS: Final = 7
 """Peers in a node of eight without a switch, where each has a separate link, so that few ranks use
 only a share of the links."""
