@@ -155,7 +155,7 @@ def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
             dest="device_counts",
             type=whole_numbers,
             metavar="N[,N...]",
-            help="number of devices for every cluster that is named without it; of several numbers, each is tried",
+            help="number of devices of clusters without :N; if there are several numbers, each is tried",
         )
     else:
         command.add_argument("--cluster", help="catalog name or TOML")

@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def beside_points(self) -> tuple[Point, ...]:
-        """Rows of the table of kernels during collectives, each kernel first alone."""
+        """Rows of the table of kernels during collectives; each kernel is first measured alone."""
         points: dict[Point, None] = {}
         for op, collective in self.beside_kernels:
             points[Point(op)] = None

@@ -157,7 +157,7 @@ def _entries_of_file(
         arguments = megatron_arguments(source)
         if arguments is None:
             raise LaunchFileError(
-                f"{place}: it trains with {name}, which has no settings of Megatron's; give the file"
+                f"{place}: it trains with {name}, whose settings are not Megatron's; give the file"
             )
         return included_entries(arguments.entries, file.path, 0), list(arguments.notes)
     # Examples lie in folders of their framework, and are called after their model.

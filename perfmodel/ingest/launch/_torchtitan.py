@@ -84,7 +84,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     name = known or _FAMILIES.get(family, f"{family}-") + flavor
     if known is not None or family in _FAMILIES or catalog_model(name) is None:
         return {"model": name}
-    doubt = f"the model may be wrong: torchtitan has no family {family}, so {name} is taken for its flavor {flavor}"
+    doubt = f"the model may be wrong: torchtitan has no family {family}, so flavor {flavor} is predicted as {name}"
     return {"model": name, "doubt.model": doubt}
 
 
