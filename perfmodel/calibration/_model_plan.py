@@ -370,8 +370,8 @@ def saving_text(saving: dict[str, Any]) -> str:
         "",
         f"measuring takes {measuring} device-seconds; "
         f"running {saving['iterations']} steps of every layout {saving['run_device_s']:,.0f}",
-        f"every event and every step once: {saving['relative_scale']:.2%} of the device-seconds "
-        "(DistSim, table 3: 12.96%)",
+        f"measuring each event once takes {saving['relative_scale']:.2%} of the device-seconds of running each step "
+        "once (DistSim, table 3: 12.96%)",
     ]
     if saving["extrapolated"]:
         lines.append(

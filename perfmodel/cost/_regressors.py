@@ -75,7 +75,7 @@ def by_roofline(request: PriceQuery) -> Prediction:
 
 
 def between_half_and_all(answers: Prediction, index: np.ndarray, wide: Prediction) -> None:
-    """Limit times at positions to between half and all of those of elements twice as wide."""
+    """Limit times at positions to 50 % to 100 % of the times with elements twice as wide."""
     log_time = answers.log_time[index]
     answers.move(index, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
 

@@ -237,7 +237,7 @@ def detect_format(path: Path | str) -> str:
     elif b"Out of bounds values" in data or b"out-of-place" in data:
         return "nccl-tests"
     raise TableError(
-        f"{path}: perfmodel does not recognise the format; name it by --format (format=): one of "
+        f"{path}: perfmodel does not recognise the format; give --format (format=), one of "
         f"{', '.join(FORMATS)}"
     )
 

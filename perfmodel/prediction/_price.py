@@ -288,7 +288,8 @@ def _sustained_share(problem: StepProblem) -> float:
 def no_faster_than_undivided(
     problem: StepProblem, ops: Sequence[Op], times: EventTimes
 ) -> EventTimes:
-    """Let parts of a divided attention take no less than their share of its time by FLOPs.
+    """Limit the time of a part of an attention from below, by the time of the whole attention times
+    the part's share of the FLOPs.
 
     Regressors see each part by itself and may promise the parts more than the undivided attention
     can give.

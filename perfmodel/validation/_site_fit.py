@@ -101,7 +101,7 @@ def fit_sites(
     timed = pd.DataFrame(runs[_is_timed(runs)]).reset_index(drop=True)
     if timed.empty:
         raise TableError(
-            f"{files[0]}: no row has status ok and measured_iter_time_s; give tables of measured runs"
+            f"{files[0]}: no row has measured_iter_time_s and a status that is ok or empty; give tables of measured runs"
         )
 
     # First the slowdown of products under sustained load, which the predictions below already

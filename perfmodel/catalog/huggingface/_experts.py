@@ -359,8 +359,9 @@ class Llama4(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Moe(LlamaWithExperts):
-    """Command A with experts, which run beside attention on one norm; dense layers before them
-    attend in another pattern (transformers models/cohere2_moe/configuration_cohere2_moe.py)."""
+    """Command A with experts: attention and experts read the same norm and run in parallel. The
+    dense layers that come first have another attention pattern (transformers
+    models/cohere2_moe/configuration_cohere2_moe.py)."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
 

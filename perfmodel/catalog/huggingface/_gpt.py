@@ -76,7 +76,8 @@ class GptBigCode(Gpt2):
 
 @dataclass(frozen=True, kw_only=True)
 class GptNeo:
-    """GPT-Neo: every second layer attends in a window. Of attention only the output has a bias."""
+    """GPT-Neo: every second layer attends in a window. In attention, only the output projection has
+    a bias."""
 
     hidden_size: Count
     num_layers: Layers

@@ -40,7 +40,7 @@ class SmallGemmaKeys:
     num_kv_shared_layers: CountOrNone = 0
 
     def layer_embedding(self) -> LayerEmbedding | None:
-        """The embedding in every layer; None for a model without."""
+        """The embedding that every layer adds; None if the model has none."""
         if not self.hidden_size_per_layer_input:
             return None
         return LayerEmbedding(

@@ -166,8 +166,8 @@ _OTHER_LAYERS: Final = re.compile(r"griffin|jamba|mamba|hyena|retro|rwkv", re.IG
 
 
 def kind_by_name(settings: Mapping[str, Any]) -> Fields:
-    """The doubt about a file that is named after a model whose kinds of layers only the program
-    knows."""
+    """The doubt about a file whose name suggests a model with kinds of layers that the file does
+    not state."""
     name = str(settings.get("name", ""))
     if _OTHER_LAYERS.search(name) is None or "model.hybrid_override_pattern" in settings:
         return {}

@@ -120,7 +120,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Likely:
-    """A fault with how likely it is."""
+    """A fault and how likely it is."""
 
     fault: Fault
     probability: float

@@ -274,7 +274,8 @@ def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:
 
 
 def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranking:
-    """Rank the new divisions that the framework can run; all, if the space admits any."""
+    """Rank the new divisions that the framework can run, or all if the space is not limited to a
+    framework."""
     within = not question.space.any_framework
     framework = question.problem.framework
     results = [
