@@ -1165,6 +1165,37 @@ def test_devices_of_a_slice_by_its_name_or_topology(kind: str, devices: int) -> 
     ) == kind.startswith("tpu7x")
 
 
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [("v6e-256", 256), ("v5e-16", 16), ("v5p-128", 64), ("v4-8", 4), ("tpu7x-128", 128)],
+)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_devices_of_slices_that_settings_compile_for(kind: str, devices: int, slices: int) -> None:
+    settings = {
+        "model_name": "llama3.1-8b",
+        "per_device_batch_size": 2,
+        "compile_topology": kind,
+        "compile_topology_num_slices": slices,
+    }
+    command = "python3 -m MaxText.train_compile MaxText/configs/base.yml " + " ".join(
+        f"{name}={value}" for name, value in settings.items()
+    )
+    table = "".join(f"{name}: {value}\n" for name, value in settings.items())
+    for launch in (read("run.sh", command), read("run.yml", table)):
+        assert (launch.devices, launch.global_batch) == (devices * slices, 2 * devices * slices)
+        assert launch.layout is not None
+        assert launch.layout.replicate == slices
+        assert any(
+            "two devices of JAX" in sentence for sentence in launch.may_be_wrong
+        ) == kind.startswith("tpu7x")
+
+
+@pytest.mark.parametrize("stated", ["''", "a3", "v6e-many"])
+def test_a_topology_that_states_no_chips_leaves_devices_open(stated: str) -> None:
+    text = f"model_name: llama3.1-8b\nper_device_batch_size: 2\ncompile_topology: {stated}\n"
+    assert read("run.yml", f"{text}compile_topology_num_slices: -1\n").devices is None
+
+
 NEOX_LAYERS = """
     {
       "pipe_parallel_size": 0, "model_parallel_size": 1, "num_layers": 12, "hidden_size": 768,

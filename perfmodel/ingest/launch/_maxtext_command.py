@@ -4,6 +4,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -76,12 +77,13 @@ def maxtext_command(
     for command in script.commands:
         if any(f"{_TWO_DEVICES}-" in word.text for word in command.argv):
             best[HALF_CHIPS] = Entry(True, 0)
-    return Source(
+    source = Source(
         place=place,
         entries=entries | best,
         notes=(*script.notes, *notes),
         devices=chips * slices if chips else None,
     )
+    return source if chips else with_compiled_slices(source)
 
 
 def _program(argv: Sequence[str]) -> PurePosixPath:
@@ -165,8 +167,32 @@ def _slices(command: Command) -> tuple[int, int] | None:
             following = command.argv[i + 1].text if i + 1 < len(command.argv) else ""
             options[name.replace("_", "-")] = value if sign else following
     kind = options.get("--tpu-type", options.get("--device-type", ""))
+    return _chips_of(kind, options.get("--num-slices", "1"))
+
+
+def with_compiled_slices(source: Source) -> Source:
+    """The settings with the devices of the slices that they compile for ahead of time
+    (`compile_topology=v5e-256 compile_topology_num_slices=2`, MaxText train_compile.py); unchanged
+    if they name none."""
+    kind = source.entries.get(_TOPOLOGY, Entry("", 0)).value
+    n_slices = source.entries.get(f"{_TOPOLOGY}_num_slices", Entry(1, 0)).value
+    # MaxText's own file has defaults for both that state nothing: an empty name, and -1 slices.
+    compiled = _chips_of(str(kind), "1" if n_slices in (-1, "-1") else str(n_slices))
+    if compiled is None:
+        return source
+    chips, slices = compiled
+    entries = over_slices(source.entries, slices)
+    if str(kind).startswith(f"{_TWO_DEVICES}-"):
+        entries[HALF_CHIPS] = Entry(True, 0)
+    return replace(source, entries=entries, devices=chips * slices)
+
+
+_TOPOLOGY: Final = "compile_topology"
+
+
+def _chips_of(kind: str, slices: str) -> tuple[int, int] | None:
+    """Chips of a slice by its name, and the number of slices; None where either is not read."""
     named = re.fullmatch(r"(v4|v5p|v5e|v5litepod|v6e|tpu7x)-(\d+(?:x\d+)*)", kind)
-    slices = options.get("--num-slices", "1")
     if named is None or not slices.isdecimal():
         return None
     # A topology counts chips; a plain number counts chips or cores as the generation's names do.

@@ -26,7 +26,11 @@ from perfmodel.ingest.launch._levanter import LEVANTER
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
-from perfmodel.ingest.launch._maxtext_command import maxtext_command, over_slices
+from perfmodel.ingest.launch._maxtext_command import (
+    maxtext_command,
+    over_slices,
+    with_compiled_slices,
+)
 from perfmodel.ingest.launch._megatron import MEGATRON, is_of_megatron
 from perfmodel.ingest.launch._megatron_forks import in_known_names
 from perfmodel.ingest.launch._megatron_yaml import factory_arguments, megatron_arguments
@@ -301,6 +305,8 @@ def _from_configuration(
             continue
         if form is NEMO:
             refuse_plain_lightning(source.entries, place, NEMO.table)
+        if form is MAXTEXT:
+            source = with_compiled_slices(source)
         # A file of Accelerate may leave everything but the processes to one of DeepSpeed.
         return with_deepspeed_file(source, folder) if form is ACCELERATE else (source, form)
     if syntax in ("json", "yaml"):
