@@ -168,3 +168,48 @@ def test_a_batch_that_nobody_states_is_refused_by_name() -> None:
     )
     with pytest.raises(LaunchFileError, match=r"line 1: per_device_train_batch_size is .*sizes\("):
         read(text)
+
+
+TRL_SCRIPT = """
+    from trl import {0}Config, {0}Trainer
+    arguments = {0}Config(output_dir="out", {1})
+    trainer = {0}Trainer({2}"Qwen/Qwen3-8B", args=arguments)
+"""
+
+
+@pytest.mark.parametrize("kind", ["SFT", "DPO", "KTO", "ORPO", "CPO"])
+@pytest.mark.parametrize("keyword", ["", "model="])
+@pytest.mark.parametrize(
+    ("stated", "dtype", "recompute"),
+    [
+        ("", "bf16", "full"),
+        ("bf16=None", "bf16", "full"),
+        ("fp16=False", "bf16", "full"),
+        ("fp16=True", "fp16", "full"),
+        ("bf16=False", "fp32", "full"),
+        ("gradient_checkpointing=False", "bf16", "none"),
+        # Only versions before 0.20, which keep transformers' defaults, take this argument.
+        ("max_seq_length=1024", "fp32", "none"),
+    ],
+)
+def test_defaults_of_trl_in_scripts(
+    kind: str, keyword: str, stated: str, dtype: str, recompute: str
+) -> None:
+    launch = read(TRL_SCRIPT.format(kind, stated, keyword))
+    assert launch.layout is not None
+    assert (launch.model, launch.seq_len) == (catalog.model("qwen3-8b"), 1024)
+    assert (launch.job_fields["dtype"], launch.layout.recompute) == (dtype, recompute)
+
+
+def test_scripts_and_commands_of_trl_have_the_same_defaults() -> None:
+    script = read(TRL_SCRIPT.format("SFT", "", ""))
+    command = parse_launch(
+        "trl sft --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 8\n",
+        "run.sh",
+        devices=8,
+    )
+    assert (script.layout, script.job_fields, script.seq_len) == (
+        command.layout,
+        command.job_fields,
+        command.seq_len,
+    )

@@ -46,7 +46,7 @@ from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._swift import SWIFT
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import EVALUATIONS, TRAINER, only_evaluates
-from perfmodel.ingest.launch._trainer_names import MICRO, PROGRAM, WORLD
+from perfmodel.ingest.launch._trainer_names import MICRO, PROGRAM, TRL_COMMAND, WORLD
 from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
@@ -70,10 +70,6 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"verl[./]trainer[./]\w*sft_trainer"), VERL),
 )
 """Prefixes of the commands of front ends."""
-
-
-_TRL: Final = re.compile(r"(?:^|\s|/)trl\s+(sft|dpo|kto|reward)\s")
-"""trl's command, which starts the program of that name."""
 
 
 def _known_arguments(form: LaunchFormat) -> frozenset[str]:
@@ -252,7 +248,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     if form is None:
         return None
     entries |= accelerate_flags(of_launcher)
-    of_trl = _TRL.search(joined)
+    of_trl = TRL_COMMAND.search(joined)
     if of_trl is not None:
         entries.setdefault(PROGRAM, Entry(f"trl {of_trl[1]}", command.argv[0].line))
     return _Training(command, form, entries, nodes)

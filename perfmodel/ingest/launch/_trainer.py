@@ -4,7 +4,6 @@
 have modules of their own: MS-Swift (`_swift`), LLaMA-Factory (`_llama_factory`).
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ from perfmodel.ingest.launch._trainer_names import (
     KNOWN,
     MICRO,
     MODEL_KEYS,
+    OF_TRL,
     OWN_PROGRAM,
     PACKINGS,
     PROGRAM,
@@ -123,16 +123,12 @@ def _length_of_parts(settings: Mapping[str, Any]) -> Fields:
 
 
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
-_OF_TRL: Final = re.compile(
-    r"(^|/)(examples|trl)/scripts/(sft|dpo|kto|orpo|cpo|reward)\w*\.py$|^trl (sft|dpo|kto|reward)$"
-)
-"""Programs of trl itself, by their path or as its command."""
 
 
 def _length_of_trl(settings: Mapping[str, Any]) -> Fields:
-    """The length at which trl's own programs cut sequences where nothing says it (`max_length` of
-    `SFTConfig`, `DPOConfig` and others)."""
-    if len(settings) > 1 or not _OF_TRL.search(str(settings.get(PROGRAM, ""))):
+    """The length at which trl cuts sequences where nothing says it (`max_length` of `SFTConfig`,
+    `DPOConfig` and others)."""
+    if len(settings) > 1 or not OF_TRL.search(str(settings.get(PROGRAM, ""))):
         return {}
     return {
         "seq_len": TRL_LENGTH,
@@ -144,15 +140,15 @@ _TRL_SWITCHES: Final = ("bf16", "fp16", "gradient_checkpointing")
 
 
 def _switches_of_trl(settings: Mapping[str, Any]) -> Fields:
-    """Precision and recomputation of trl's own programs where no switch says them.
+    """Precision and recomputation of trl's trainers where no switch says them.
 
     Since version 0.20 `SFTConfig` and its relatives recompute, and compute in bf16 unless fp16 is
-    set (trl/trainer/sft_config.py, the note on defaults that differ from `TrainingArguments`).
+    on (trl/trainer/base_config.py; a bf16 of None is one that nothing states).
     """
-    if not _OF_TRL.search(str(settings.get(PROGRAM, ""))):
+    if not OF_TRL.search(str(settings.get(PROGRAM, ""))):
         return {}
     fields: Fields = {}
-    if "bf16" not in settings and "fp16" not in settings:
+    if settings.get("bf16") is None and not is_on(settings.get("fp16")):
         fields["dtype"] = "bf16"
     if "gradient_checkpointing" not in settings:
         fields["recompute"] = "full"

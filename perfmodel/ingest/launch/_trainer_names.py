@@ -1,5 +1,6 @@
 """Names of the arguments that programs around Hugging Face's Trainer share."""
 
+import re
 from typing import Final
 
 from perfmodel.ingest.launch._table import words
@@ -30,6 +31,18 @@ WORLD: Final = (
 """Entries for the number of processes that a launcher starts, from the command line or a file."""
 TRL_LENGTH: Final = 1024
 """Default of `max_length` in trl's configurations (trl/trainer/sft_config.py)."""
+TRL_COMMAND: Final = re.compile(r"(?:^|\s|/)trl\s+(sft|dpo|kto|reward)\s")
+"""trl's command, which starts the program of that name."""
+TRL_CLASS: Final = re.compile(r"(?:^|\.)(SFT|DPO|KTO|ORPO|CPO|GRPO|Reward)Config$")
+"""Classes of trl's arguments in Python scripts."""
+OF_TRL: Final = re.compile(
+    r"(^|/)(examples|trl)/scripts/(sft|dpo|kto|orpo|cpo|reward)\w*\.py$"
+    r"|^trl (sft|dpo|kto|orpo|cpo|grpo|reward)$"
+)
+"""Values of `PROGRAM` for what has trl's defaults: its programs by their path, its command, and
+scripts that make its arguments."""
+TRL_OLD_LENGTH: Final = "max_seq_length"
+"""The name of `max_length` before version 0.20 of trl, which refuses it."""
 QLORA: Final = "use_qlora"
 """The switch of open-instruct's programs for adapters on weights in 4 bits, whose products are in
 bf16."""

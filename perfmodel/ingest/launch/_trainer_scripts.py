@@ -29,7 +29,13 @@ from perfmodel.ingest.launch._python_values import (
     Unknown,
 )
 from perfmodel.ingest.launch._trainer import TRAINER
-from perfmodel.ingest.launch._trainer_names import ACCUMULATION, MICRO, PROGRAM, TRL_LENGTH
+from perfmodel.ingest.launch._trainer_names import (
+    ACCUMULATION,
+    MICRO,
+    PROGRAM,
+    TRL_CLASS,
+    TRL_OLD_LENGTH,
+)
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
 
@@ -58,15 +64,6 @@ _ON_ACCELERATORS: Final = {
 }
 """Results of questions that scripts ask of their device: accelerators that train compute in bf16
 since 2020."""
-_TRL: Final = (
-    "SFTConfig",
-    "DPOConfig",
-    "KTOConfig",
-    "ORPOConfig",
-    "CPOConfig",
-    "GRPOConfig",
-    "RewardConfig",
-)
 
 
 def is_trainer_script(text: str) -> bool:
@@ -115,18 +112,31 @@ def trainer_script(
         )
     entries.setdefault(MICRO, Entry(8, call.line))
     entries.setdefault(ACCUMULATION, Entry(1, call.line))
-    name = call.path.rpartition(".")[2]
-    # The class tells the objective as the name of a program does elsewhere.
-    entries[PROGRAM] = Entry(
-        f"{name.removesuffix('Config').removesuffix('TrainingArguments').lower()}.py", call.line
-    )
-    entries |= _length(followed, entries, name)
+    entries[PROGRAM] = Entry(_program(followed, call.path), call.line)
+    entries |= _length(followed, entries)
     model_entries, model, notes = _model(followed, place)
     entries = model_entries | entries | _adapters(followed)
     source = Source(
         place=place, entries=entries, doubts=tuple(doubts), notes=tuple(notes), recipe_model=model
     )
     return with_named_files(source, TRAINER, neighbours)
+
+
+def _program(followed: Followed, path: str) -> str:
+    """The name of the program that the class of the arguments stands for: it tells the objective,
+    and whether trl's defaults hold."""
+    of_trl = TRL_CLASS.search(path)
+    if of_trl is None:
+        name = path.rpartition(".")[2]
+        return f"{name.removesuffix('Config').removesuffix('TrainingArguments').lower()}.py"
+    # Arguments of trl or its trainers that only earlier versions take: their defaults are those
+    # of transformers.
+    for call in followed.calls:
+        made = call.made
+        is_trl = TRL_CLASS.search(call.path) or call.path.endswith("Trainer")
+        if is_trl and isinstance(made, ScriptObject) and TRL_OLD_LENGTH in made.fields:
+            return f"{of_trl[1].lower()}.py"
+    return f"trl {of_trl[1].lower()}"
 
 
 def _arguments_made(followed: Followed) -> Call | None:
@@ -193,7 +203,7 @@ def _plain(value: Any) -> Any:
     return f"$({value.text})" if isinstance(value, Unknown) else "$(...)"
 
 
-def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict[str, Entry]:
+def _length(followed: Followed, entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """Length of sequences: of the arguments, of the Trainer, or to which the tokenizer cuts or
     fills."""
     if any(key in entries and entries[key].value is not None for key in _LENGTHS):
@@ -208,7 +218,7 @@ def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict
         ):
             if isinstance(fields.get(key), int):
                 return {"max_length": Entry(fields[key], call.line)}
-    return {"max_length": Entry(TRL_LENGTH, 0)} if name in _TRL else {}
+    return {}
 
 
 def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:
@@ -226,8 +236,11 @@ def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | No
             configuration = next((value for value in _configurations(made)), None)
             if configuration is not None:
                 return _built(configuration, place)
-        if call.path.endswith("Trainer") and isinstance(made.fields.get("model"), str):
-            return {"model_name_or_path": Entry(made.fields["model"], call.line)}, None, []
+        if call.path.endswith("Trainer"):
+            # trl's trainers load a model that is given by its name, as their first argument.
+            model = made.fields.get("model", next(iter(made.positional), None))
+            if isinstance(model, str):
+                return {"model_name_or_path": Entry(model, call.line)}, None, []
     return {}, None, []
 
 
