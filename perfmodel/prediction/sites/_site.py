@@ -140,18 +140,19 @@ class Site:
 
 _FLASH_2: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
     "GH100": {
-        ("fwd", 64): 1.51,
-        ("fwd", 128): 1.77,
-        ("fwd", 256): 2.17,
-        ("bwd", 64): 1.62,
-        ("bwd", 256): 1.74,
+        ("fwd", 64): 1.61,
+        ("fwd", 128): 1.88,
+        ("fwd", 256): 2.31,
+        ("bwd", 64): 1.72,
+        ("bwd", 256): 1.85,
     },
     "GB100": {("fwd", 256): 3.35, ("bwd", 256): 3.35},
 }
 """Time of FlashAttention-2 relative to the fastest kernel of the day, by die, pass and elements per
 head up to which it holds: geometric means over sequences of 2k to 16k tokens. H100:
 FlashAttention-3's against it (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; 16 bits, causal
-and not, backward not causal; 128-element backward for wider heads). B200: cuDNN's forward of 256
+and not, backward not causal; 128-element backward for wider heads), over the 0.94 of servers'
+kernels' time that the kernels of training since take (`learn._gradients`). B200: cuDNN's forward of 256
 elements (flashinfer pull request 5133), backward assumed alike. Dies that are not named have no
 instructions that it lacks: cuDNN takes 0.82 to 1.14 of its time on A100, L40S and RTX PRO 6000
 (transformers pull request 48163)."""
