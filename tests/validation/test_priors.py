@@ -90,7 +90,7 @@ def test_the_shipped_priors_are_whole():
     assert sum(shipped["rows"].values()) > 3000
     names = {choice.name for choice in OPEN_CHOICES}
     counted = {name.partition(":")[0] for name in shipped["counts"]}
-    cells = {"parallelism", "micro_batch", "accumulation", "tp", "pp", "cp", "vpp", "dtype"}
+    cells = {"parallelism", "micro_batch", "accumulation", "tp", "pp", "cp", "ep", "vpp", "dtype"}
     assert counted <= names | {"framework", "version"} | cells
     assert {"recompute", "zero", "network", "framework"} <= counted
     for by_context in shipped["counts"].values():

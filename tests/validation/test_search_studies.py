@@ -77,8 +77,9 @@ def test_the_page_of_distir_counts_rows_as_its_two_tables_do():
     page = " ".join((ROOT / "docs" / "systems" / "distir.md").read_text().split())
     assert len(in_rows) == 3
     assert (
-        f"Of 27 and 3 rows, {through_programs} and {in_rows.count('yes')} are held through programs "
-        f"({{doc}}`/accuracy/distir`), {through_layouts} and {inferred} through layouts"
+        f"Through programs ({{doc}}`/accuracy/distir`), {through_programs} of the 27 rows of table 2 and "
+        f"{in_rows.count('yes')} of the 3 rows of table 3 are reproduced; through layouts "
+        f"({{doc}}`/accuracy/search`), {through_layouts} and {inferred}."
     ) in page
 
 
