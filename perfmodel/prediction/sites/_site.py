@@ -151,11 +151,11 @@ _FLASH_2: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
 """Time of FlashAttention-2 relative to the fastest kernel of the day, by die, pass and elements per
 head up to which it holds: geometric means over sequences of 2k to 16k tokens. H100:
 FlashAttention-3's against it (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6; 16 bits, causal
-and not, backward not causal; 128-element backward for wider heads), over the 0.94 of servers'
-kernels' time that the kernels of training since take (`learn._gradients`). B200: cuDNN's forward of 256
-elements (flashinfer pull request 5133), backward assumed alike. Dies that are not named have no
-instructions that it lacks: cuDNN takes 0.82 to 1.14 of its time on A100, L40S and RTX PRO 6000
-(transformers pull request 48163)."""
+and not, backward not causal; 128-element backward for wider heads), divided by 0.94: the kernels
+of training take so much of the time of servers' kernels (`learn._gradients`). B200: cuDNN's forward
+of 256 elements (flashinfer pull request 5133), backward assumed alike. Dies that are not
+named have no instructions that it lacks: cuDNN takes 0.82 to 1.14 of its time on A100, L40S and RTX
+PRO 6000 (transformers pull request 48163)."""
 _OLDER: Final = {
     "flash-2": 1.0,
     "flash-1-triton": sqrt(1.3 * 2.5),
