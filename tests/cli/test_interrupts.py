@@ -127,7 +127,7 @@ def check(status: int, out: str, err: str) -> None:
         assert "so far" in result["certificate"]
 
 
-@pytest.mark.parametrize("fraction", one_in(6, FRACTIONS))
+@pytest.mark.parametrize("fraction", one_in(9, FRACTIONS))
 def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
     check(*interrupted_after(fraction * takes_s, SEARCH, cache))
 

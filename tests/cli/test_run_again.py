@@ -101,9 +101,7 @@ def check_search(run: Run, tmp_path: Path, words: list[str], rows: int) -> None:
 
 @pytest.mark.parametrize(
     "framework",
-    all_with_few_at_once(
-        "accelerate", "deepspeed", "generic", "maxtext", "megatron-core", "torchtitan"
-    ),
+    all_with_few_at_once("accelerate", "generic", "maxtext", "megatron-core"),
 )
 def test_rows_and_next_of_a_search_are_the_same_again(
     run: Run, tmp_path: Path, framework: str

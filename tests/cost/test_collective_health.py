@@ -255,7 +255,7 @@ def test_rows_of_several_groups_are_compared_with_one_group_alone(
     assert len(rows.keys) == 1
     reason = set_aside(rows)
     assert (reason[: len(clean)] == set_aside(collective_rows(clean))).all()
-    assert all("beside other groups" in why for why in reason[len(clean) :])
+    assert all("while other groups communicated" in why for why in reason[len(clean) :])
     assert slowdowns(rows) == {
         f"A100-SXM4-80GB all_gather inside a node, {groups} groups at once": pytest.approx(longer)
     }

@@ -168,7 +168,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", one_in(2, SCRIPTS), ids=lambda path: path.name)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_a_rewritten_script_says_the_same(path: Path, data: st.DataObject) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hugging_face_models import ARCHITECTURES, SORTED, Architecture, Made, make
+from thinned import one_in
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
@@ -89,7 +90,7 @@ def require_gradients_of(model: Made, results: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        *(pytest.param(name, (ALL_AT_ONCE,), id=name) for name in FAST),
+        *one_in(2, [(name, (ALL_AT_ONCE,)) for name in FAST]),
         *(
             pytest.param(
                 name, (ALL_AT_ONCE, *LAYOUTS), id=f"{name}-everyhow", marks=pytest.mark.slow
