@@ -387,15 +387,15 @@ def _show_runs(report: dict[str, Any], out: Path, *, profiled: bool = False) -> 
         )
         if changed:
             console.print(table("", heads, [_parameter_row(p) for p in changed]))
-        others = [p for p in fitted["parameters"] if p not in changed]
+        uninformed = [p for p in fitted["parameters"] if p not in changed]
         # Sites are slow or fast as a whole, so that a run moves also what it does not tell apart.
-        moved = [p for p in others if abs(p["value"]) > _MOVED_SHOWN]
+        moved = [p for p in uninformed if abs(p["value"]) > _MOVED_SHOWN]
         if moved:
             values = ", ".join(f"{p['name']} {_value_words(p, p['value'])}" for p in moved)
             console.print(
                 f"moved together, because your runs do not constrain them one by one: {values}"
             )
-        unmoved = [p["name"] for p in others if p not in moved]
+        unmoved = [p["name"] for p in uninformed if p not in moved]
         if unmoved:
             why = "unchanged (your runs do not constrain them)"
             if profiled:

@@ -52,7 +52,7 @@ class _Weighted(NamedTuple):
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
     groups = _by_program(problem, layouts)
-    specs = tuple(tuple(member.layouts.spec for member in group) for group in groups)
+    specs = tuple(map(_specs, groups))
     batches = current_session().batches.get_or_compute(specs, lambda: _batches(specs))
 
     # The loops over one part's events run in a thread while the next part's durations are composed.
@@ -89,6 +89,11 @@ def _by_program(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[_W
             key = (layout_batch.program.canonical, layout_batch.layouts[0].kinds)
             groups[key].append(_Weighted(layout_batch, weight))
     return list(groups.values())
+
+
+def _specs(group: Sequence[_Weighted]) -> tuple[ProgramSpec, ...]:
+    """The program of each member of a group."""
+    return tuple(member.layouts.spec for member in group)
 
 
 def _durations_s(
