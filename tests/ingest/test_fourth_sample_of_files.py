@@ -134,7 +134,7 @@ def test_a_command_of_oumi_names_its_file(tmp_path: Path) -> None:
 
 def test_reinforcement_of_oumi_is_a_doubt() -> None:
     launch = read("train.yaml", OUMI.replace("TRL_SFT", "TRL_GRPO"), devices=8)
-    assert "trainer_type=trl_grpo" in doubts(launch)
+    assert "trainer_type=TRL_GRPO" in doubts(launch)
 
 
 # --- Megatron's arguments ------------------------------------------------------------------------

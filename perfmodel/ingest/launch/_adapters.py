@@ -1,8 +1,8 @@
-"""Matrix products that get adapters, by the names used in launch files."""
+"""Adapters in launch files: the matrix products that get them, and options of the peft library."""
 
 import re
-from collections.abc import Iterable
-from typing import Final, cast, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast, get_args
 
 from perfmodel.ingest.launch._table import BadValue, Fields
 from perfmodel.spec import AdapterModule
@@ -148,5 +148,40 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
         fields["doubt.adapters"] = (
             f"the training method may be wrong: adapters on {', '.join(unknown)} are left out, because no matrix "
             "multiplication of that name is known"
+        )
+    return fields
+
+
+_PEFT_OF_LORA: Final = ("lora", "adalora")
+
+
+def peft_fields(settings: Mapping[str, Any]) -> Fields:
+    """Doubts that options of the peft library raise beside a rank and targets (`LoraConfig`).
+
+    Args:
+        settings: keys of `LoraConfig`, without a prefix.
+    """
+    fields: Fields = {}
+    kind = settings.get("peft_type")
+    if kind is not None and str(kind).lower().rpartition(".")[2] not in _PEFT_OF_LORA:
+        fields["doubt.trained"] = (
+            f"the training method may be wrong: peft_type {kind} is predicted as LoRA"
+        )
+    if settings.get("use_dora"):
+        # Every product also takes the norm of its merged weight, in both directions
+        # (arXiv 2402.09353).
+        fields["doubt.trained"] = (
+            "the training method may be wrong: use_dora is predicted as LoRA, and takes longer"
+        )
+    saved = settings.get("modules_to_save")
+    if saved:
+        fields["doubt.saved"] = (
+            f"the training method may be wrong: modules_to_save {saved} are trained whole, but the prediction freezes them"
+        )
+    layers = settings.get("layers_to_transform")
+    if layers is not None:
+        fields["doubt.layers"] = (
+            "the training method may be wrong: layers_to_transform gives adapters to some layers only, but the prediction "
+            "has them in every layer"
         )
     return fields

@@ -13,7 +13,7 @@ from perfmodel.ingest.launch._finetuning import (
     fsdp_fields,
     is_on,
     mesh_rule,
-    objective_fields,
+    method_fields,
     optimizer_fields,
     padding_note,
     sharded_sequences,
@@ -130,13 +130,26 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
     return stated
 
 
+_REWARDS: Final = ("reward_model", "process_reward_model")
+"""Switches of models that score a text, of which `reward_model` takes texts in pairs."""
+
+
 def _further_fields(settings: Mapping[str, Any]) -> Fields:
-    return objective_fields(settings["rl"], "rl") if is_on(settings["rl"]) else {}
+    """Preference tuning, reinforcement and reward models, whose every word is one of these."""
+    fields = method_fields(settings.get("rl"), "rl", ())
+    for switch in _REWARDS:
+        if is_on(settings.get(switch)):
+            fields["doubt.stage"] = (
+                f"the training method may be wrong: {switch} trains a model that scores texts, some of them in pairs, but "
+                "plain fine-tuning is predicted"
+            )
+    return fields
 
 
 _CUT: Final = ("plugins", "cut_cross_entropy")
 _PLUGINS: Final = (
     "CutCrossEntropy",
+    "ExpertParallel",
     "Liger",
     "LMEval",
     "Spectrum",
@@ -243,7 +256,7 @@ AXOLOTL: Final = LaunchFormat(
         Rule(keys=_CUT, read=_cut_loss, optional=_CUT),
         Rule(keys=("activation_offloading",), read=_offloaded_inputs),
         Rule(keys=("torch_compile",), read=lambda settings: {}),
-        Rule(keys=("rl",), read=_further_fields),
+        Rule(keys=("rl", *_REWARDS), read=_further_fields),
         # ring attention of the ring-flash-attn package
         Rule(
             keys=_CONTEXT,
@@ -265,8 +278,10 @@ AXOLOTL: Final = LaunchFormat(
         "cosine_* *loss* hf_use_auth_token low_cpu_mem_usage shuffle* test_datasets* flash_attn_* flex_attn_*",
         "torch_compile_* ddp_* use_tensorboard neftune* bnb_config* revision_of_model processor_type",
         "skip_prepare* remove_unused* sample_packing_* eval_sample* experts_implementation heads_k_stride",
-        "ring_attn_func lora_*_kernel loraplus* optim_args* debug fp8_enable* <script> overrides_of_model*",
-        "streaming* pretrain_multipack* qlora_sharded* unsloth_* profiler_steps xformers_attention",
+        "ring_attn_func lora_*_kernel loraplus* optim_args* debug fp8_enable* <script>",
+        "overrides_of_model_config.rope_* overrides_of_model_config.*dropout overrides_of_model_config.*_token_id",
+        "overrides_of_model_config.max_position_embeddings overrides_of_model_config.use_cache",
+        "overrides_of_model_kwargs* streaming* pretrain_multipack* qlora_sharded* unsloth_* profiler_steps xformers_attention",
         "s2_attention local_rank image_* deepspeed mean_resizing* min_sample_len user_name gpu_memory_limit",
     ),
 )

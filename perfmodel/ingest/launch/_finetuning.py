@@ -5,7 +5,7 @@ by one of these.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -154,6 +154,28 @@ def objective_fields(word: Any, key: str) -> Fields:
         "doubt.stage": (
             f"the training method may be wrong: {key}={word} runs further models or passes, but plain fine-tuning is "
             "predicted"
+        )
+    }
+
+
+def method_fields(word: Any, key: str, plain: Collection[str]) -> Fields:
+    """Record the doubt that a training method raises, by a key that states nothing else.
+
+    Forks add methods of their own, so that every word but the plain ones raises it.
+
+    Args:
+        word: the method that a file states.
+        key: the key that says it.
+        plain: the methods that run one model once, in lower case.
+    """
+    if not is_on(word) or str(word).lower() in plain:
+        return {}
+    known = objective_fields(word, key)
+    if known:
+        return known
+    return {
+        "doubt.stage": (
+            f"the training method may be wrong: perfmodel does not know {key}={word}; plain fine-tuning is predicted"
         )
     }
 

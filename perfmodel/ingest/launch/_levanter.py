@@ -131,6 +131,9 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 def _start(settings: Mapping[str, Any]) -> Fields:
     """The model of a checkpoint of Hugging Face that the training starts from."""
     name = settings.get("model_name_or_path") or settings.get("initialize_from_hf")
+    # A training from nothing takes only the tokenizer of that name.
+    if settings.get("initialize_from_hf") is False and "model.type" in settings:
+        return {}
     # Behind `@` stands the revision of a repository of the hub.
     return {"model": name.partition("@")[0]} if isinstance(name, str) else {}
 
@@ -260,6 +263,27 @@ def _distills(settings: Mapping[str, Any]) -> Fields:
     )
 
 
+_PREFERENCES: Final = (
+    "beta",
+    "reference_free",
+    "reference_model_path",
+    "dpo_data.chosen_field",
+    "dpo_data.train_urls",
+)
+"""Keys that only preference tuning has (`main/train_dpo.py`)."""
+
+
+def _prefers(settings: Mapping[str, Any]) -> Fields:
+    """The doubt about preference tuning, which runs pairs of texts through the model and, unless it
+    is free of a reference, through a second one."""
+    return {
+        "doubt.stage": (
+            f"the training method may be wrong: {next(iter(settings))} belongs to preference tuning, which runs pairs of "
+            "texts and further models, but plain training is predicted"
+        )
+    }
+
+
 LEVANTER: Final = LaunchFormat(
     name="levanter",
     syntax="yaml",
@@ -267,7 +291,12 @@ LEVANTER: Final = LaunchFormat(
     marks=("trainer.train_batch_size", "trainer.per_device_parallelism", "trainer.mp"),
     table=(
         Rule(keys=_DISTILLS, read=_distills),
-        Rule(keys=("initialize_from_hf", "model_name_or_path"), read=_start, fields=("model",)),
+        Rule(keys=_PREFERENCES, read=_prefers),
+        Rule(
+            keys=("initialize_from_hf", "model_name_or_path", "model.type"),
+            read=_start,
+            fields=("model",),
+        ),
         Rule(
             keys=_SIZE_KEYS, read=_model, fields=("model.layers",), defaults={"model.vocab": GPT2}
         ),

@@ -9,7 +9,7 @@ from perfmodel.ingest.launch._finetuning import (
     Adapters,
     fsdp_fields,
     is_on,
-    objective_fields,
+    method_fields,
     padding_note,
     sharded_sequences,
     torch_framework,
@@ -70,7 +70,7 @@ def _frozen_half(settings: Mapping[str, Any]) -> Fields:
 
 def _factory_stage(settings: Mapping[str, Any]) -> Fields:
     # Reward models, DPO and PPO run a reference model or a critic beside the one that is trained.
-    return objective_fields(settings["stage"], "stage")
+    return method_fields(settings["stage"], "stage", ("pt", "sft"))
 
 
 def _factory_packing(settings: Mapping[str, Any]) -> Fields:

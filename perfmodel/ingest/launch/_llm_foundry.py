@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._adapters import adapter_modules
+from perfmodel.ingest.launch._adapters import adapter_modules, peft_fields
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import (
@@ -32,6 +32,16 @@ STRATEGIES: Final = {
 """ZeRO stages by torch's names of sharding strategies."""
 _NAMED: Final = ("model.pretrained_model_name_or_path", "model.pretrained_model_name")
 """Keys that name a model of Hugging Face, the second for BERT."""
+_BUILT_BY_SIZES: Final = (
+    "mpt_causal_lm",
+    "hf_causal_lm",
+    "hf_prefix_lm",
+    "hf_t5",
+    "fmapi_causal_lm",
+    "openai_causal_lm",
+)
+"""Words of `model.name` that are no name of a model: of programs, and of MPT, whose sizes other
+keys state."""
 _ATTENTION: Final = {"flash": True, "triton": True, "flex": True, "torch": False}
 
 
@@ -41,6 +51,9 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     names = [name for name in _NAMED if name in settings]
     if kind != "mpt_causal_lm" and names:
         return {"model": TEXT.read(settings[names[0]])}
+    # Forks register models under names of their own, which the catalog has or a user looks for.
+    if kind not in _BUILT_BY_SIZES:
+        return {"model": TEXT.read(kind)}
     # Without its three sizes a model of MPT has none of the others either.
     sizes = ("model.n_layers", "model.d_model", "model.n_heads")
     if not all(name in settings for name in sizes):
@@ -110,12 +123,15 @@ _GATED: Final = ("mptglu", "te_ln_glu")
 gate."""
 
 
+_PEFT: Final = "model.peft_config."
+
+
 def _adapters(settings: Mapping[str, Any]) -> Fields:
     """LoRA by the peft library (`peft_config`): all other weights are frozen."""
-    rank = WHOLE.read(settings.get("model.peft_config.r", 8))
-    return {"frozen": True, "adapter_rank": rank} | adapter_modules(
-        settings.get("model.peft_config.target_modules")
-    )
+    options = {name.removeprefix(_PEFT): value for name, value in settings.items()}
+    rank = WHOLE.read(options.get("r", 8))
+    fields = {"frozen": True, "adapter_rank": rank} | adapter_modules(options.get("target_modules"))
+    return fields | peft_fields(options)
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
@@ -334,9 +350,12 @@ LLM_FOUNDRY: Final = LaunchFormat(
         ),
         Rule(
             keys=(
-                "model.peft_config.peft_type",
-                "model.peft_config.r",
-                "model.peft_config.target_modules",
+                f"{_PEFT}peft_type",
+                f"{_PEFT}r",
+                f"{_PEFT}target_modules",
+                f"{_PEFT}use_dora",
+                f"{_PEFT}modules_to_save",
+                f"{_PEFT}layers_to_transform",
             ),
             fields=("adapter_rank",),
             read=_adapters,
@@ -408,7 +427,19 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "accumulate_train_batch_on_tokens",
         "metadata.*",
         "model.pretrained",
-        "model.config_overrides.*",
+        # Keys of the named model's configuration that change neither its matrices nor its
+        # attention; others are named as unread.
+        "model.config_overrides.max_position_embeddings",
+        "model.config_overrides.max_seq_len",
+        "model.config_overrides.attn_config.attn_impl",
+        "model.config_overrides.attn_config.attn_uses_sequence_id",
+        "model.config_overrides.attn_config.rope_*",
+        "model.config_overrides.rope_*",
+        "model.config_overrides.use_cache",
+        "model.config_overrides.*dropout",
+        "model.config_overrides.*pdrop",
+        "model.config_overrides.*_token_id",
+        "model.config_overrides.init*",
         "model.use_flash_attention_2",
         "expandable_segments",
         "model.attn_config.clip_qkv",
@@ -418,7 +449,15 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "model.ffn_config.moe_*",
         "model.ffn_config.uniform_expert_assignment",
         "model.ffn_config.mlp_impl",
-        "model.peft_config.*",
+        "model.peft_config.lora_*",
+        "model.peft_config.task_type",
+        "model.peft_config.bias",
+        "model.peft_config.use_rslora",
+        "model.peft_config.inference_mode",
+        "model.peft_config.fan_in_fan_out",
+        "model.peft_config.init_lora_weights",
+        "model.peft_config.base_model_name_or_path",
+        "model.peft_config.revision",
         "model.attn_config.qk_ln",
         "model.attn_config.softmax_scale",
         "model.resid_pdrop",

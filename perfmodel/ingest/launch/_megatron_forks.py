@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entry, as_list
-from perfmodel.ingest.launch._finetuning import Adapters, objective_fields, tuning_fields
+from perfmodel.ingest.launch._finetuning import Adapters, method_fields, tuning_fields
 from perfmodel.ingest.launch._megatron_model import OFFLOADED_WEIGHTS, idle_layers, stated
 from perfmodel.ingest.launch._table import (
     NUMBER,
@@ -285,8 +285,9 @@ tuning and distillation (Megatron-DeepSpeed's compression, Megatron-LM's
 
 
 def _objective(arguments: Mapping[str, Any]) -> Fields:
-    if arguments.get("stage") not in (None, "sft"):
-        return objective_fields(arguments["stage"], "--stage")
+    fields = method_fields(arguments.get("stage"), "--stage", ("sft", "pretrain", "pt"))
+    if fields:
+        return fields
     names = [name for name, value in arguments.items() if name != "stage" and value is not False]
     if not names:
         return {}

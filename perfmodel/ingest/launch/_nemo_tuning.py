@@ -60,6 +60,22 @@ def _taught(settings: Mapping[str, Any]) -> Fields:
     }
 
 
+_FROZEN_BASES: Final = ("model.gpt_model_file", "model.language_model_path")
+"""Keys of adapter tuning and of prompt learning, which freeze the model of the file that they
+name."""
+
+
+def _frozen_base(settings: Mapping[str, Any]) -> Fields:
+    """The doubt about NeMo's first programs for adapters and prompts, whose default trains none of
+    the model's own weights."""
+    return {
+        "doubt.trained": (
+            f"the training method may be wrong: {next(iter(settings))} belongs to programs that train adapters or prompts "
+            "beside a frozen model, but all weights are predicted to be trained"
+        )
+    }
+
+
 TUNING_RULES: Final = (
     # The data of training state their own batch, from which the rest of the file usually takes it.
     read_only(f"{_TRAINING_DATA}micro_batch_size", "micro_batch"),
@@ -67,5 +83,6 @@ TUNING_RULES: Final = (
     read_only(f"{_TRAINING_DATA}max_seq_length", "seq_len"),
     Rule(keys=_PEFT_KEYS, read=_adapters, fields=("adapter_rank",)),
     Rule(keys=("model.kd_teacher_restore_from_path",), read=_taught),
+    Rule(keys=_FROZEN_BASES, read=_frozen_base),
 )
 """Rules for keys of a fine-tuning; where both are stated, the data's own batch wins."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entries, Entry
-from perfmodel.ingest.launch._finetuning import is_on, objective_fields
+from perfmodel.ingest.launch._finetuning import is_on, method_fields
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._table import Fields, Rule
 from perfmodel.ingest.launch._trainer import TRAINER
@@ -48,7 +48,7 @@ _KIND: Final = "trainer_type"
 
 
 def _objective(settings: Mapping[str, Any]) -> Fields:
-    return objective_fields(str(settings[_KIND]).lower(), _KIND)
+    return method_fields(settings[_KIND], _KIND, ("trl_sft", "hf", "oumi"))
 
 
 OUMI: Final[LaunchFormat] = replace(

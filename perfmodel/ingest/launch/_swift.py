@@ -10,7 +10,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._finetuning import (
     ATTENTION,
     Adapters,
-    objective_fields,
+    method_fields,
     sharded_sequences,
     torch_framework,
     tuning_fields,
@@ -105,7 +105,7 @@ def _swift_batches(settings: Mapping[str, Any]) -> Fields:
 
 
 def _rlhf(settings: Mapping[str, Any]) -> Fields:
-    return objective_fields(settings["rlhf_type"], "rlhf_type")
+    return method_fields(settings["rlhf_type"], "rlhf_type", ())
 
 
 _HEADS: Final = ("embedding", "seq_cls", "reranker")

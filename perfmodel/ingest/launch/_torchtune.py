@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise, product
 from typing import Any, Final
 
+from perfmodel.ingest.launch._adapters import peft_fields
 from perfmodel.ingest.launch._finetuning import (
     Adapters,
     accumulation_fields,
@@ -31,6 +32,7 @@ _LORA_KEYS: Final = (
     "model.apply_lora_to_output",
     "model.quantize_base",
     "model.lora_dropout",
+    "model.use_dora",
 )
 _CATALOG_NAMES: Final = {
     "llama3_3_70b": "llama3_1_70b",
@@ -88,12 +90,14 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     if is_on(settings.get("model.apply_lora_to_output")):
         targets.append("output")
     is_quantized = name.startswith("q") or is_on(settings.get("model.quantize_base"))
-    return Adapters(
+    adapters = Adapters(
         rank=settings.get("model.lora_rank", 8),
         targets=targets,
         dropout=settings.get("model.lora_dropout", 0),
         bits=4 if is_quantized else 0,
-    ).fields
+    )
+    is_dora = "dora" in name or is_on(settings.get("model.use_dora"))
+    return adapters.fields | peft_fields({"use_dora": is_dora})
 
 
 def _types(settings: Mapping[str, Any]) -> Fields:
