@@ -41,7 +41,7 @@ MEGATRON_SIGNS = (
 @pytest.mark.parametrize("flag", ["--micro_batch_size 8", "--micro-batch-size=8"])
 def test_a_micro_batch_alone_is_not_megatron(launcher: str, flag: str) -> None:
     with pytest.raises(LaunchFileError, match=r"it runs train\.py"):
-        read("run.sh", f"{launcher} train.py --pretrained some/model --plugin zero2 {flag}\n")
+        read("run.sh", f"{launcher} train.py --pretrained some/model --strategy zero2 {flag}\n")
 
 
 @pytest.mark.parametrize("sign", MEGATRON_SIGNS)

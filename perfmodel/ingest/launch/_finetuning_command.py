@@ -18,6 +18,12 @@ from perfmodel.ingest.launch._arguments import (
     processes_in_variables,
 )
 from perfmodel.ingest.launch._axolotl import AXOLOTL
+from perfmodel.ingest.launch._colossalai import (
+    COLOSSALAI,
+    colossalai_settings,
+    colossalai_words,
+    is_of_colossalai,
+)
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._finetuning_files import (
     FINETUNING,
@@ -54,6 +60,7 @@ from perfmodel.ingest.launch.shell import Command, Word
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\boumi\b|\bxtuner\b"
     r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
+    r"|colossalai|--plugin"
 )
 """Patterns of which every fine-tuning script matches at least one, such as a file of arguments
 after a program, or a launcher of user-written programs."""
@@ -82,7 +89,7 @@ def _known_arguments(form: LaunchFormat) -> frozenset[str]:
 
 # A program expands abbreviations of its own arguments alone: `--model_id` of one is no
 # `--model_id_or_path` of another.
-_KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL)}
+_KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL, COLOSSALAI)}
 _OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
 _NO_ABBREVIATIONS: Final = frozenset(
     name
@@ -177,7 +184,7 @@ def finetuning_command(
         place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent
     )
     # These name no further files, and state their own devices.
-    if best.form in (VERL, OLMO_CORE):
+    if best.form in (VERL, OLMO_CORE, COLOSSALAI):
         return source, best.form
     return with_named_files(source, best.form, neighbours)
 
@@ -230,10 +237,16 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
     argv, of_launcher = _without_accelerate(whole_argv)
+    if form is None and is_of_colossalai(texts):
+        form = COLOSSALAI
+        argv = colossalai_words(argv)
     known = _KNOWN_OF_PROGRAMS if form is None else _KNOWN[form.name]
     flags = command_entries(_behind_containers(argv), known, _SWITCHES)
     entries = {name.replace("-", "_"): _single_valued(name, entry) for name, entry in flags.items()}
     entries |= _settings(whole_argv)
+    if form is COLOSSALAI:
+        refuse_several_models(entries, place)
+        entries = colossalai_settings(texts, entries)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
         form = OLMO_CORE if trains_on_olmo_core(texts) else finetuning_format(entries) or TRAINER
         if form is TRAINER and makes_engine(entries):
@@ -392,7 +405,7 @@ def _name_of_settings(training: _Training) -> str | None:
     # A command that states its batch states the rest too, and `--config` is then something else's
     # (Accelerate's).
     is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
-    if is_complete or training.form is OWN_FORM:
+    if is_complete or training.form in (OWN_FORM, COLOSSALAI):
         return None
     name = _name_of_file(training)
     # Python files are not configurations, except XTuner's.

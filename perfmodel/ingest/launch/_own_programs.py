@@ -102,8 +102,9 @@ _ACTORS: Final = (
 verl)."""
 _SLIME: Final = "actor_num_gpus_per_node"
 """An argument of slime's programs, which state sizes of the model only where Megatron trains it."""
-_REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain")
-"""Arguments of OpenRLHF's programs of several models, which call the actor `pretrain`."""
+_REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain", "rm_pretrain")
+"""Arguments of programs of OpenRLHF and ColossalChat with several models, which call the actor
+`pretrain`."""
 
 
 def in_words_of_trainer(

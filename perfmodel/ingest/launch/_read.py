@@ -42,8 +42,9 @@ def read_launch(
     Primus, FlagScale, GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText,
     levanter and Accelerate, command lines of MaxText, DeepSpeed's JSON, torchtitan's TOML; files
     and commands of fine-tuning by Hugging Face's Trainer, LLaMA-Factory, axolotl, torchtune, Oumi,
-    MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan, Megatron-Bridge or
-    NeMo 2; Kubernetes manifests and SkyPilot tasks that run any of these. Arguments override the
+    MS-Swift and XTuner; commands of Colossal-AI's programs; commands and scripts that name a
+    recipe of torchtitan, Megatron-Bridge or NeMo 2; Kubernetes manifests and SkyPilot tasks that
+    run any of these. Arguments override the
     file.
 
     Args:

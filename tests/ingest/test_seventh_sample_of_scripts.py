@@ -1,0 +1,182 @@
+"""Kinds of settings that perfmodel misread or refused in a seventh sample of public files: scripts
+that train.
+
+Files are rewritten: their names and numbers are others.
+"""
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.workload import parameter_count
+
+
+def read(name: str, text: str, **given: Any) -> Launch:
+    return parse_launch(dedent(text), name, **given)
+
+
+def assumed(launch: Launch) -> str:
+    return " ".join(launch.assumed)
+
+
+def doubts(launch: Launch) -> str:
+    return " ".join(launch.may_be_wrong)
+
+
+# --- Colossal-AI ---------------------------------------------------------------------------------
+
+BENCHMARK = "colossalai run --nproc_per_node 8 benchmark.py"
+CHAT = (
+    "colossalai run --nproc_per_node 8 train_sft.py --pretrain meta-llama/Llama-2-7b-hf "
+    "--dataset a b --batch_size 2 --max_len 1024 --accumulation_steps 4 --mixed_precision fp16"
+)
+STAGES = {
+    "gemini": 3,
+    "gemini_auto": 3,
+    "zero2": 2,
+    "zero2_cpu": 2,
+    "3d": 1,
+    "3d_cpu": 1,
+    "hybrid_parallel": 1,
+    "ddp": 0,
+}
+OFFLOADED = ("zero2_cpu", "3d_cpu")
+
+
+@pytest.mark.parametrize("plugin", STAGES)
+def test_a_plugin_of_colossalai_says_what_is_sharded(plugin: str) -> None:
+    degrees = "--tp 2 --zero_stage 1" if plugin in ("3d", "3d_cpu", "hybrid_parallel") else ""
+    launch = read("run.sh", f"{CHAT} --plugin {plugin} {degrees}\n")
+    assert launch.layout is not None
+    assert (launch.format, launch.framework) == ("colossalai", "colossalai")
+    assert launch.layout.zero == STAGES[plugin]
+    assert launch.layout.tp == (2 if degrees else 1)
+    assert (launch.layout.offload_states == "optimizer") == (plugin in OFFLOADED)
+    # A replica takes `batch_size` sequences between two accumulations, whatever shares it.
+    assert launch.global_batch == 2 * 4 * launch.layout.dp
+    assert (launch.seq_len, launch.job_fields["dtype"]) == (1024, "fp16")
+    assert ("gemini_auto" in doubts(launch)) == (plugin == "gemini_auto")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_later_switch_of_offloading_needs_a_stage(stage: int) -> None:
+    command = f"{CHAT} --plugin 3d --tp 4 --zero_cpu_offload"
+    staged = read("run.sh", f"{command} --zero_stage {stage}\n").layout
+    plain = read("run.sh", f"{command}\n").layout
+    assert staged is not None
+    assert plain is not None
+    assert (staged.zero, staged.offload_states) == (stage, "optimizer")
+    assert (plain.zero, plain.offload_states) == (0, "none")
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("-c 13b -p gemini -l 2048 -b 3 -g", "--config 13b --plugin gemini --max_length 2048 --batch_size 3 --grad_checkpoint"),
+        ("-x -c 70b", "--xformers --config 70b"),
+        ("-p 3d -b 8 --tp 2 --pp 2 --mbs 2", "--plugin 3d --batch_size 8 --tp 2 --pp 2 --mbs 2"),
+    ],
+)  # fmt: skip
+def test_short_options_are_the_long_ones(short: str, long: str) -> None:
+    first, second = (
+        read("run.sh", f"{BENCHMARK} {short}\n"),
+        read("run.sh", f"{BENCHMARK} {long}\n"),
+    )
+    assert first.layout is not None
+    assert (first.layout, first.model, first.global_batch, first.seq_len) == (
+        second.layout,
+        second.model,
+        second.global_batch,
+        second.seq_len,
+    )
+    assert (first.job_fields, first.assumed) == (second.job_fields, second.assumed)
+
+
+def test_x_is_a_switch_in_one_program_and_the_precision_in_others() -> None:
+    switch = read("run.sh", f"{BENCHMARK} -x -b 4\n")
+    assert (switch.job_fields["flash_attention"], switch.job_fields["dtype"]) == (True, "bf16")
+    other = read(
+        "run.sh",
+        "colossalai run --nproc_per_node 8 finetune.py -p zero2 -x fp16 -b 4 "
+        "--model_path meta-llama/Llama-2-7b-hf\n",
+    )
+    assert other.job_fields["dtype"] == "fp16"
+    assert "flash_attention" not in other.job_fields
+
+
+@pytest.mark.parametrize(
+    ("size", "billions"),
+    [("7b", 6.74), ("13b", 13.02), ("65b", 65.29), ("70b", 68.98)],
+)
+def test_a_benchmark_names_a_size_of_llama(size: str, billions: float) -> None:
+    launch = read("run.sh", f"{BENCHMARK} -c {size}\n")
+    assert launch.model is not None
+    assert parameter_count(launch.model) / 1e9 == pytest.approx(billions, abs=0.01)
+    assert f"configuration {size}" in assumed(launch)
+    with pytest.raises(LaunchFileError, match="must be a configuration of the examples"):
+        read("run.sh", f"{BENCHMARK} -c 1t\n")
+
+
+CHAT_DEFAULTS = {"--batch_size": 4, "--max_len": 512, "--accumulation_steps": 8}
+
+
+@pytest.mark.parametrize("absent", CHAT_DEFAULTS)
+def test_defaults_of_a_program_of_colossalai_are_taken_and_named(absent: str) -> None:
+    command = (
+        "colossalai run --nproc_per_node 8 train_sft.py --pretrain huggyllama/llama-7b "
+        "--plugin zero2 --mixed_precision bf16"
+    )
+    stated = " ".join(f"{name} {value}" for name, value in CHAT_DEFAULTS.items() if name != absent)
+    complete = " ".join(f"{name} {value}" for name, value in CHAT_DEFAULTS.items())
+    left_out = read("run.sh", f"{command} {stated}\n")
+    whole = read("run.sh", f"{command} {complete}\n")
+    assert (left_out.layout, left_out.global_batch, left_out.seq_len) == (
+        whole.layout,
+        whole.global_batch,
+        whole.seq_len,
+    )
+    assert f"={CHAT_DEFAULTS[absent]} (defaults of Colossal-AI's" in assumed(left_out)
+    assert "defaults of Colossal-AI's" not in assumed(whole)
+
+
+@pytest.mark.parametrize("hosts", ["hosts.txt", "$HOSTFILE"])
+def test_a_list_of_hosts_that_is_not_there_leaves_the_devices_a_guess(hosts: str) -> None:
+    command = f"colossalai run --nproc_per_node 8 --hostfile {hosts} benchmark.py -c 7b"
+    launch = read("run.sh", f"HOSTFILE=nodes\n{command}\n")
+    assert "is a guess: the nodes are listed in" in " ".join(launch.ignored)
+
+
+def test_degrees_that_a_program_sets_itself_are_doubtful() -> None:
+    command = "torchrun --nproc_per_node 8 train.py --mode pretrain --config 7b"
+    open_degrees = read("run.sh", f"{command} --plugin hybrid_parallel\n")
+    assert "the program sets the degrees of hybrid_parallel" in doubts(open_degrees)
+    assert doubts(read("run.sh", f"{command} --plugin zero2\n")) == ""
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_adapters_of_colossalchat_switch_recomputation_off(rank: int) -> None:
+    launch = read("run.sh", f"{CHAT} --plugin zero2 --grad_checkpoint --lora_rank {rank}\n")
+    assert launch.layout is not None
+    assert launch.layout.recompute == ("none" if rank else "full")
+    assert launch.job_fields.get("adapter_rank", 0) == rank
+
+
+def test_reinforcement_with_a_reward_model_is_refused() -> None:
+    command = (
+        "colossalai run --nproc_per_node 8 train_ppo.py --pretrain Qwen/Qwen2.5-3B "
+        "--rm_pretrain Qwen/Qwen2.5-3B --plugin zero2 --train_batch_size 8\n"
+    )
+    with pytest.raises(LaunchFileError, match="trains by reinforcement"):
+        read("run.sh", command)
+    preferences = CHAT.replace("train_sft", "train_dpo").replace("max_len", "max_length")
+    assert "the training method may be wrong" in doubts(
+        read("run.sh", f"{preferences} --plugin zero2\n")
+    )
+
+
+def test_another_program_with_a_plugin_is_not_of_colossalai() -> None:
+    with pytest.raises(LaunchFileError, match="does not know"):
+        read("run.sh", "torchrun --nproc_per_node 8 train.py --plugin logger --batch_size 4\n")
