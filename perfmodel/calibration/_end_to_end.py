@@ -350,14 +350,15 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     usual_span = span(f"{expm1(middle - half):+.0%}", f"{expm1(middle + half):+.0%}")
     is_slower = median_error > middle
     advice = (
-        "; a fault would be fitted like the cluster's own speed, so look for one with 'perfmodel check'"
+        "a fault would be fitted like the cluster's own speed, so look for one with 'perfmodel check'"
         if is_slower
-        else ""
+        else "another batch, model or number of devices than those that ran would be fitted like the cluster's own "
+        "speed, so compare each run's settings with its log ('perfmodel check')"
     )
     return (
         f"your runs are much {'slower' if is_slower else 'faster'} than comparable published ones: "
         f"{relative(expm1(median_error))} relative to the cost models (median of {len(log_errors)} "
-        f"{plural('run', len(log_errors))}), while 90 % of sites are within {usual_span}{advice}"
+        f"{plural('run', len(log_errors))}), while 90 % of sites are within {usual_span}; {advice}"
     )
 
 

@@ -24,6 +24,7 @@ from perfmodel.prediction.sites import Adjustment
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
 from perfmodel.timeline import Timeline
+from perfmodel.units import duration
 from perfmodel.workload import step_flops
 
 
@@ -71,9 +72,9 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
         least_s = arithmetic_s(run)
         if run.measured_s < least_s:
             raise PerfModelError(
-                f"run {run.name}: a step of {run.measured_s:g} s is shorter than the least time of its FLOPs at "
-                f"the peak rate of {run.cluster.device.name} ({least_s:.3g} s); give measured_iter_time_s in "
-                "seconds, for the whole global batch"
+                f"run {run.name}: a step of {duration(run.measured_s)} is shorter than the {duration(least_s)} that "
+                f"its FLOPs take at the peak rate of {run.layout.devices:,} {run.cluster.device.name}; give "
+                "the seconds of a whole global batch, and the model, batch and devices that ran"
             )
         # A slow step is a slow step; one that would be plausible as milliseconds is in the wrong
         # unit.
@@ -81,8 +82,8 @@ def check_units(runs: Sequence[Run], predicted_s: np.ndarray) -> None:
         plausible = max(expected_s / PLAUSIBLE, least_s) <= in_ms <= expected_s * PLAUSIBLE
         if run.measured_s > TOO_SLOW * expected_s and plausible:
             raise PerfModelError(
-                f"run {run.name}: a step of {run.measured_s:g} s is {run.measured_s / expected_s:,.0f} times the "
-                f"predicted {expected_s:.3g} s, as if it were milliseconds; give measured_iter_time_s in seconds"
+                f"run {run.name}: a step of {duration(run.measured_s)} is {run.measured_s / expected_s:,.0f} times "
+                f"the predicted {duration(expected_s)}, as if milliseconds were read as seconds; give seconds"
             )
 
 

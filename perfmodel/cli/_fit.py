@@ -409,7 +409,10 @@ def _show_runs(report: dict[str, Any], out: Path, *, profiled: bool = False) -> 
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
-            console.print(f"no parameter explains the remaining error of {name}: {excess:+.0%}")
+            console.print(
+                f"{name} took {figure(1 + excess, 2)} times as long as the fit predicts, which no parameter explains: "
+                "check its model, batch and devices, and its log for a fault"
+            )
         console.print(
             f"mean error of your runs: {fitted['error_before']:.1%} before the fit, {fitted['error_after']:.1%} after; "
             f"run-to-run noise {fitted['noise']:.1%}"

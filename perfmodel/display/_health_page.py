@@ -52,6 +52,7 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
         + _scrolled(table(("", "measured", "predicted", "90 % interval"), rows))
         + _curve(values, steps, step_s)
         + _causes(values)
+        + _other_settings(values)
     )
 
 
@@ -77,6 +78,7 @@ def _causes(values: Mapping[str, Any]) -> str:
     """Return the table of causes, and what to measure next; empty without causes."""
     if not values["causes"]:
         return ""
+    other_job = values["match"] != "same job"
     rows = []
     for cause in values["causes"]:
         # A cause that is only likely is never shown as certain, whatever rounding makes of it.
@@ -89,7 +91,26 @@ def _causes(values: Mapping[str, Any]) -> str:
     return (
         "<h2>Likeliest causes</h2>"
         + _scrolled(table(heads, rows))
-        + paragraph(f"Measure next: {values['next_measurement']}")
+        + ("" if other_job else paragraph(f"Measure next: {values['next_measurement']}"))
+    )
+
+
+def _other_settings(values: Mapping[str, Any]) -> str:
+    """Return the settings that would explain a step which cannot be one of this job; empty if it
+    can."""
+    if values["match"] == "same job":
+        return ""
+    rows = []
+    for other in values["other_settings"]:
+        predicted = duration(other["step_time_s"])
+        rows.append((other["setting"], other["script"], other["run"], predicted))
+    listed = paragraph("No single setting of the script explains this step.")
+    if rows:
+        listed = _scrolled(table(("setting", "script", "run", "predicted step"), rows))
+    return (
+        "<h2>Settings that would explain the step, if the run differs from the script</h2>"
+        + listed
+        + paragraph(f"Next: {values['next_measurement']}")
     )
 
 

@@ -8,6 +8,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.logs import TrainingLog
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.notation import written
+from perfmodel.units import figure
 
 _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
@@ -174,6 +175,6 @@ def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices
     if _FLOPS_RANGE[0] <= ratio <= _FLOPS_RANGE[1]:
         return ""
     return (
-        f"the TFLOP/s in the log imply {ratio:.2g} times the FLOPs per token of {problem.model.name}; check that "
+        f"the TFLOP/s in the log imply {figure(ratio, 2)} times the FLOPs per token of {problem.model.name}; check that "
         "model, batch and number of devices are those of the log"
     )

@@ -10,7 +10,7 @@ from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Se
 
 _NO_FAULT_WEIGHT: Final = 3.0
 """Prior weight of a run without any fault, relative to the faults' priors."""
-_LEAST_DEVIATION: Final = 0.03
+LEAST_DEVIATION: Final = 0.03
 """Least standard deviation of a log step time: no two runs of one site are nearer."""
 _SHARE_DEVIATION: Final = 0.3
 """Standard deviation of the share of the excess that a timer shows."""
@@ -153,6 +153,10 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         weights.append((fault, by_severity))
     none = _NO_FAULT_WEIGHT * likelihood(observed, None, None)
     total = none + sum(sum(by_severity) for _, by_severity in weights)
+    if total == 0.0:
+        # Every likelihood is too small for a float: nothing here explains the log, and it says
+        # nothing about faults.
+        return [], _NO_FAULT_WEIGHT / (_NO_FAULT_WEIGHT + sum(f.prior for f in candidates))
     likely = []
     for fault, by_severity in weights:
         fault_weight = sum(by_severity)
@@ -183,7 +187,7 @@ def likelihood(observed: Observed, fault: Fault | None, severity: Severity | Non
     # Timers are medians over the run, which mix the steps before a jump with those after it.
     if observed.jump is not None:
         return _normal(log(observed.jump) - log(step_s / observed.expected_s), _JUMP_DEVIATION)
-    deviation = max(observed.deviation, _LEAST_DEVIATION)
+    deviation = max(observed.deviation, LEAST_DEVIATION)
     step_likelihood = _normal(log(observed.steady_s / step_s), deviation)
     other_likelihoods = (
         _batch_likelihood(observed, severity),

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
+from perfmodel.calibration import Run, arithmetic_s
 from perfmodel.catalog import StatedLayout
 from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
@@ -14,15 +15,17 @@ from perfmodel.planning.health._causes import (
     CHECKPOINTS,
     EVALUATIONS,
     SLOWS_DOWN,
+    Fault,
     faults,
     passes_seconds,
     sync_seconds,
     with_batch,
 )
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
-from perfmodel.planning.health._evidence import Likely, Observed, weigh
+from perfmodel.planning.health._evidence import LEAST_DEVIATION, Likely, Observed, weigh
 from perfmodel.planning.health._measurements import most_telling, undecided_sentence
-from perfmodel.planning.health._run_health import DECIDED, NAMED_CAUSES, RunHealth
+from perfmodel.planning.health._other_job import OtherSetting, other_settings
+from perfmodel.planning.health._run_health import DECIDED, NAMED_CAUSES, Match, RunHealth
 from perfmodel.planning.health._series import StepSeries, step_series
 from perfmodel.planning.health._shown import Cause, option_causes, shown_causes
 from perfmodel.planning.what_if import Scenario, step_s
@@ -40,10 +43,16 @@ from perfmodel.units import GIB
 
 _UNUSUAL: Final = 0.9
 """A run that is slower than this share of sites is called unusual."""
+_FAR_OUTSIDE: Final = 2.0
+"""A step is far outside the 90 % interval from this multiple of its half-width on."""
 _CERTAIN: Final = 0.8
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
 _LEAST_PROBABILITY: Final = 0.01
+_BESIDE_USUAL_STEP: Final = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
+"""Causes that lengthen the run, but not its usual step before a drift."""
+_SUREST_GUESS: Final = 0.999
+"""Highest probability of a cause that the log does not show."""
 _WORTH_NAMING: Final = 0.01
 """Share of the step that a cause has to explain to be named."""
 _FULL: Final = 0.95
@@ -116,6 +125,31 @@ def check_run(
     )
     hidden, no_fault = weigh(observed, candidates)
     guessed_causes = _guessed_causes(hidden, logged_causes, observed, series)
+
+    # A step that neither sites nor faults explain is probably one of another job, and says
+    # nothing about faults of this one.
+    least_s = arithmetic_s(
+        Run(
+            name=log.path,
+            model=problem.model,
+            cluster=problem.cluster,
+            job=job.problem.job,
+            layout=intended,
+            measured_s=series.usual_s,
+        )
+    )
+    match = _match(observed, series, candidates, logged_causes, least_s)
+    others: tuple[OtherSetting, ...] = ()
+    if match != "same job":
+        guessed_causes = []
+        others = other_settings(
+            job.problem,
+            intended,
+            series.usual_s,
+            GAUSS_90 * deviation,
+            stated=_stated(log),
+            calibration=calibration,
+        )
     causes = _worth_naming(logged_causes, guessed_causes, _WORTH_NAMING * expected.step_time_s)
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
     return RunHealth(
@@ -125,11 +159,14 @@ def check_run(
         series=series,
         excess_share=series.usual_s / expected.step_time_s - 1,
         slower_than=slower_than,
-        healthy=slower_than <= _UNUSUAL and fault is None,
+        healthy=slower_than <= _UNUSUAL and fault is None and match == "same job",
+        match=match,
+        least_s=least_s,
+        other_settings=others,
         fault=fault,
         no_fault_probability=no_fault,
         causes=tuple(causes),
-        next_measurement=_next_measurement(causes),
+        next_measurement=_other_job_advice(match, others) or _next_measurement(causes),
         undecided=_undecided(causes, log, series),
         typical_site_s=expected.step_time_s,
         good_site_s=expected.step_time_s * exp(-_GOOD_SITE * deviation),
@@ -140,6 +177,48 @@ def check_run(
         expected_peak_bytes=observed.expected_peak_bytes,
         timers=timers,
     )
+
+
+def _match(
+    observed: Observed,
+    series: StepSeries,
+    candidates: Sequence[Fault],
+    logged_causes: Sequence[Cause],
+    least_s: float,
+) -> Match:
+    """Whether the measured step can be one of the predicted job, on some site with some fault."""
+    if series.usual_s < least_s:
+        return "impossible"
+    far = exp(_FAR_OUTSIDE * GAUSS_90 * max(observed.deviation, LEAST_DEVIATION))
+    if observed.steady_s * far < observed.expected_s:
+        return "too fast"
+
+    # The slowest step that anything explains: the severest fault, or what the log shows.
+    slowest_s = observed.expected_s + sum(
+        cause.explains_s for cause in logged_causes if cause.name not in _BESIDE_USUAL_STEP
+    )
+    for fault in candidates:
+        slowest_s = max(slowest_s, *(severity.step_s for severity in fault.severities))
+    return "too slow" if observed.steady_s > slowest_s * far else "same job"
+
+
+def _stated(log: TrainingLog) -> set[str]:
+    """Fields of job and layout that the log states."""
+    stated = set(log.settings)
+    if any(step.global_batch for step in log.steps):
+        stated.add("global_batch")
+    return stated
+
+
+def _other_job_advice(match: Match, others: Sequence[OtherSetting]) -> str:
+    """What to do about a step that cannot be one of this job; empty if it can."""
+    if match == "same job":
+        return ""
+    settings = "these settings" if others else "model, cluster, devices, batch and sequence length"
+    advice = f"compare {settings} with the arguments that the run printed, mend the script, and check again"
+    if match == "too slow":
+        advice += "; if they agree, run twenty steps on synthetic data"
+    return advice
 
 
 def _next_measurement(causes: Sequence[Cause]) -> str:
@@ -156,9 +235,8 @@ def _guessed_causes(
     """Turn likely hidden faults into causes, except those that the log shows anyhow."""
     # Faults explain what the shown causes leave of the usual step. Where steps take longer from one
     # of them on, it is this jump that faults explain.
-    beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
     explained_s = sum(
-        cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step
+        cause.explains_s for cause in logged_causes if cause.name not in _BESIDE_USUAL_STEP
     )
     left_s = max(0.0, observed.most_explained_s - explained_s)
     begins = ""
@@ -176,7 +254,7 @@ def _guessed_causes(
                 name=likely.fault.name,
                 title=likely.fault.title,
                 explains_s=left_s if begins else min(likely.explains_s, left_s),
-                probability=likely.probability,
+                probability=min(likely.probability, _SUREST_GUESS),
                 evidence=f"{begins}fits best: {description}" if description else "",
                 remedy=likely.fault.remedy,
             )

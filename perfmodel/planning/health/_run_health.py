@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from perfmodel.display import health_html, health_page
 from perfmodel.ingest.logs import PhaseTimer
 from perfmodel.ingest.tables import write_text
+from perfmodel.planning.health._other_job import OtherSetting
 from perfmodel.planning.health._series import StepSeries
 from perfmodel.planning.health._shown import Cause
 from perfmodel.prediction import Prediction
+from perfmodel.units import duration
 
+Match = Literal["same job", "too fast", "too slow", "impossible"]
 NAMED_CAUSES: Final = 3
 DECIDED: Final = 0.5
 """A cause that the log does not show is likelier than all others together from this probability
@@ -37,6 +40,15 @@ class RunHealth:
     interval."""
     healthy: bool
     """True where the step is usual for known sites and no fault is certain."""
+    match: Match = "same job"
+    """Whether the step can be one of the predicted job: `same job`; `too fast` and `too slow` if it
+    lies far outside the interval and no fault explains it; `impossible` if the FLOPs alone would
+    take longer at the peak rate."""
+    least_s: float = 0.0
+    """Time that the step's FLOPs take at the peak rate of the devices."""
+    other_settings: tuple[OtherSetting, ...] = ()
+    """Settings that would explain the step if the run had other values of them than the script;
+    empty if the step can be one of the predicted job."""
     fault: Cause | None
     """A cause that is certain and accounts for a large part of the step."""
     no_fault_probability: float
@@ -103,6 +115,7 @@ class RunHealth:
             "format": self.format,
             "verdict": self.verdict,
             "healthy": self.healthy,
+            "match": self.match,
             "measured": {
                 "step_time_s": series.usual_s,
                 "mean_step_time_s": series.mean_s,
@@ -130,6 +143,7 @@ class RunHealth:
             "stalls": [asdict(stalls) for stalls in series.stalls],
             "drift": None if series.drift is None else asdict(series.drift),
             "causes": [asdict(cause) for cause in self.causes],
+            "other_settings": [asdict(other) for other in self.other_settings],
             "next_measurement": self.next_measurement,
             "undecided": self.undecided,
             "contradictions": list(self.contradictions),
@@ -144,6 +158,18 @@ def _verdict(health: RunHealth) -> str:
     if health.slower_than < 0.5:
         share = f"{1 - health.slower_than:.0%}" if health.slower_than > 0.005 else "more than 99 %"
         place = f"faster than at {share} of comparable sites"
+    match health.match:
+        case "impossible":
+            return (
+                f"not this job: the measured {duration(health.series.usual_s)} per step are less than the "
+                f"{duration(health.least_s)} that its FLOPs take at the devices' peak rate"
+            )
+        case "too fast":
+            return f"probably not this job: {place}, far below the predicted interval"
+        case "too slow":
+            return f"not healthy, or not this job: {place}, and slower than faults of usual size explain"
+        case "same job":
+            pass
     if health.healthy and health.suspected is not None:
         cause = health.suspected
         return f"in doubt: {cause.title} (probability {cause.probability:.0%}); the usual step is {place}"

@@ -1,10 +1,13 @@
 """A checked run on one screen."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perfmodel.planning.health._causes import REPORTED
 from perfmodel.prediction.text import throughput_words
-from perfmodel.units import GIB, batch_words, duration, number_of, plural, span
+from perfmodel.units import GIB, batch_words, duration, figure, number_of, plural, span
+
+_LARGE_EXCESS: Final = 1.0
+"""Excess over the prediction from which a factor is easier to read than percent."""
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._run_health import RunHealth
@@ -24,6 +27,7 @@ def health_text(health: "RunHealth") -> str:
         *_over_the_run(health),
     ]
     lines += _causes(health)
+    lines += _other_settings(health)
     if series.warm_up_steps:
         steps = plural("step", series.warm_up_steps)
         longer = f", {duration(series.warm_up_s)} longer than usual" if series.warm_up_s > 0 else ""
@@ -39,7 +43,9 @@ def _causes(health: "RunHealth") -> list[str]:
     if not causes:
         return []
     likeliest = "likeliest causes, and the seconds per step that each would explain"
-    if health.healthy and health.suspected is None:
+    if all(cause.probability == 1 for cause in causes):
+        likeliest = "shown by the log, with the seconds per step that each costs"
+    elif health.healthy and health.suspected is None:
         likeliest = f"there may be no fault. If there is one, the {likeliest}"
     lines = ["", likeliest]
     for place, cause in enumerate(causes, start=1):
@@ -64,10 +70,28 @@ def _causes(health: "RunHealth") -> list[str]:
         if health.undecided:
             lines.append(health.undecided)
     # What the log reports by itself needs no measurement.
-    if any(cause.name not in REPORTED for cause in causes):
+    if health.match == "same job" and any(cause.name not in REPORTED for cause in causes):
         to_tell_apart = ", to distinguish them" if len(causes) > 1 else ""
         lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
     return lines
+
+
+def _other_settings(health: "RunHealth") -> list[str]:
+    """Return lines on the settings that would explain a step which cannot be one of this job."""
+    if health.match == "same job":
+        return []
+    lines = ["", "no single setting of the script explains this step"]
+    if health.other_settings:
+        lines = [
+            "",
+            "each of these settings would explain the step, if the run differs from the script",
+        ]
+    for place, other in enumerate(health.other_settings, start=1):
+        lines.append(
+            f"{place}. {other.setting}: {other.run} instead of {other.script} (predicted "
+            f"{duration(other.step_time_s)})"
+        )
+    return [*lines, f"next: {health.next_measurement}"]
 
 
 def _measured(health: "RunHealth") -> list[str]:
@@ -76,7 +100,7 @@ def _measured(health: "RunHealth") -> list[str]:
     interval = span(duration(prediction.step_time_lo_s), duration(prediction.step_time_hi_s))
     lines = [
         f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)}, "
-        f"{health.excess_share:+.1%}",
+        f"{_relative(health.excess_share)}",
         f"nine in ten comparable sites take {interval}; the fastest tenth takes at most "
         f"{duration(health.good_site_s)}",
     ]
@@ -93,6 +117,13 @@ def _measured(health: "RunHealth") -> list[str]:
             f"peak memory ({health.peak_counter}): measured {measured:.1f} GiB, predicted {predicted:.1f} GiB"
         )
     return lines
+
+
+def _relative(excess_share: float) -> str:
+    """The measured step relative to the predicted one: percent, or a factor if it is large."""
+    if excess_share < _LARGE_EXCESS:
+        return f"{excess_share:+.1%}"
+    return f"{figure(1 + excess_share, 3)} times as long"
 
 
 def _over_the_run(health: "RunHealth") -> list[str]:

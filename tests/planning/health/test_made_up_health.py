@@ -178,8 +178,7 @@ def test_what_a_log_shows_needs_no_measurement() -> None:
     shown = report(causes=(CHECKPOINTS,), series=replace(SERIES, warm_up_steps=0))
     assert shown[7:] == [
         "",
-        "there may be no fault. If there is one, the likeliest causes, and the seconds per step "
-        "that each would explain",
+        "shown by the log, with the seconds per step that each costs",
         "1. checkpoints stop it: 900 ms (shown by the log)",
         "   5 times",
         "   remedy: check the adapters",
