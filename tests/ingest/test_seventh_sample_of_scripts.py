@@ -180,3 +180,125 @@ def test_reinforcement_with_a_reward_model_is_refused() -> None:
 def test_another_program_with_a_plugin_is_not_of_colossalai() -> None:
     with pytest.raises(LaunchFileError, match="does not know"):
         read("run.sh", "torchrun --nproc_per_node 8 train.py --plugin logger --batch_size 4\n")
+
+
+# --- Tokenizers ----------------------------------------------------------------------------------
+
+LLAMA = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 2048 --micro-batch-size 1 --global-batch-size 8 "
+)
+
+
+@pytest.mark.parametrize("kind", ["Llama2Tokenizer", "GPT2BPETokenizer", "Llama3Tokenizer"])
+@pytest.mark.parametrize(
+    ("folder", "vocabulary"),
+    [("Mistral-7B-v0.3", 32768), ("Qwen3-8B", 151936), ("Meta-Llama-3-8B", 128256)],
+)
+def test_a_type_of_tokenizers_loads_the_vocabulary_of_its_file(
+    kind: str, folder: str, vocabulary: int
+) -> None:
+    launch = read(
+        "run.sh", f"{LLAMA} --tokenizer-type {kind} --tokenizer-model /m/{folder}/tokenizer.model\n"
+    )
+    assert launch.model is not None
+    assert getattr(launch.model, "vocab") == vocabulary  # noqa: B009
+
+
+@pytest.mark.parametrize("file", ["/teams/ours/code30k.model", "/corpora/ja60K/tokenizer.model"])
+def test_a_file_that_nobody_knows_makes_the_vocabulary_of_its_type_an_assumption(file: str) -> None:
+    command = f"{LLAMA} --tokenizer-type Llama2Tokenizer --tokenizer-model"
+    unknown = read("run.sh", f"{command} {file}\n")
+    assert f"a vocabulary of 32,000, as Llama2Tokenizer usually has (that of {file}" in assumed(
+        unknown
+    )
+    for common in ("$TOKENIZER", "/data/tokenizer.model", "/weights/Llama-2-7b-hf/tokenizer.model"):
+        assert "vocabulary" not in assumed(read("run.sh", f"{command} {common}\n"))
+
+
+# --- Scripts that pass arguments on --------------------------------------------------------------
+
+PASSED = "--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --seq-length 2048"
+
+
+@pytest.mark.parametrize("starter", ["bash ./runner/start.sh", "./launch/start.sh", "sh start.sh"])
+def test_a_script_that_is_not_there_may_add_arguments(starter: str) -> None:
+    launch = read("run.sh", f"{starter} {PASSED} --global-batch-size 8\n", devices=8)
+    assert "everything that the command does not state may be wrong" in doubts(launch)
+    assert "start.sh (line 1), which is not in the same folder" in doubts(launch)
+    plain = read("run.sh", f"bash numa.sh python pretrain_gpt.py {PASSED}\n", devices=8)
+    assert "everything" not in doubts(plain)
+
+
+@pytest.mark.parametrize(
+    "starter",
+    ["examples/run_slurm_pretrain.sh", "runner/launch/slurm_pretrain.sh", "local_pretrain.sh"],
+)
+def test_starters_of_primus_take_their_file_from_a_variable(starter: str) -> None:
+    """Its precision is that of Primus' files, and no longer fp32."""
+    script = (
+        "export NNODES=2\n"
+        "export EXP=examples/megatron/configs/MI300X/llama3.1_8B-pretrain.yaml\n"
+        f"bash ./{starter} --global_batch_size 256 --tensor_model_parallel_size 2\n"
+    )
+    launch = read("run.sh", script)
+    assert launch.layout is not None
+    assert (launch.devices, launch.layout.tp, launch.global_batch) == (16, 2, 256)
+    assert launch.job_fields["dtype"] == "bf16"
+
+
+@pytest.mark.parametrize("program", ["fairseq-train", "/opt/bin/ours-train", "onmt_train"])
+@pytest.mark.parametrize("data", ["", '"$1" '])
+def test_a_program_that_is_no_python_file_is_named(program: str, data: str) -> None:
+    script = f"{program} {data}--arch big --optimizer adam --fp16 --attention-dropout 0.1\n"
+    name = program.rpartition("/")[2]
+    with pytest.raises(LaunchFileError, match=f"it runs {name}, whose arguments"):
+        read("run.sh", script)
+
+
+# --- Switches of programs around the Trainer -----------------------------------------------------
+
+TUNING = (
+    "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --bf16 True "
+    "--model_max_length 1024"
+)
+
+
+@pytest.mark.parametrize("switch", ["--q_lora False", "--lora_enable false", "--offload_it False"])
+def test_a_switch_that_is_off_in_words_is_off(switch: str) -> None:
+    command = f"torchrun --nproc_per_node 8 train.py {TUNING}"
+    off = read("run.sh", f"{command} {switch}\n")
+    assert (doubts(off), off.layout) == ("", read("run.sh", f"{command}\n").layout)
+
+
+@pytest.mark.parametrize(
+    ("switches", "is_fused"),
+    [
+        ("--flash_attn True", True),
+        ("--flash_attn False", False),
+        ("--flash_attn False --xformers True", True),
+        ("--use_flash_attn True", True),
+    ],
+)
+def test_switches_of_fused_attention(switches: str, is_fused: bool) -> None:
+    launch = read("run.sh", f"torchrun --nproc_per_node 8 train.py {TUNING} {switches}\n")
+    assert launch.job_fields["flash_attention"] is is_fused
+
+
+@pytest.mark.parametrize("hosts", ["localhost:$GPUS", "localhost", "a:0,1@b"])
+@pytest.mark.parametrize("sign", [" ", "="])
+def test_devices_that_a_variable_leaves_open_are_asked_for(hosts: str, sign: str) -> None:
+    command = f"deepspeed --include{sign}{hosts} train.py {TUNING} --deepspeed zero3.json\n"
+    assert read("run.sh", command).devices is None
+    counted = read("run.sh", command.replace(hosts, "a:0,1,2@b:0,1,2"))
+    assert counted.devices == 6
+
+
+@pytest.mark.parametrize("name", ["lion", "adafactor", "sgd"])
+def test_a_program_of_a_user_names_its_optimizer(name: str) -> None:
+    launch = read(
+        "run.sh",
+        "deepspeed --num_gpus 4 tune.py --model_name facebook/opt-1.3b --batch_size 2 --max_length 512 "
+        f"--zero_stage 2 --optimizer {name}\n",
+    )
+    assert (launch.job_fields["optimizer"], doubts(launch)) == (name, "")

@@ -244,7 +244,32 @@ def read_arguments(
     if "deepspeed-config" in entries and "zero-stage" not in entries:
         entries |= _from_configuration(entries["deepspeed-config"], neighbours)
     entries = listed_hosts(entries, neighbours) | entries
-    return Source(place=place, entries=entries, notes=tuple(notes))
+    return Source(
+        place=place, entries=entries, notes=tuple(notes), doubts=_doubts_on_wrapper(best, known)
+    )
+
+
+_SHELL_SCRIPT: Final = re.compile(r"[\w./{}$-]+\.(sh|bash|sbatch|slurm)")
+
+
+def _doubts_on_wrapper(command: Command, known: frozenset[str]) -> tuple[str, ...]:
+    """A doubt about a command that passes its arguments to a script that is not there: the script
+    may add others, such as the precision.
+
+    Scripts that are there have been followed, and the command is the one that they run.
+    """
+    if script_at(command.argv, known) is not None:
+        return ()
+    for word in command.argv:
+        if word.text.startswith("--"):
+            break
+        if _SHELL_SCRIPT.fullmatch(word.text):
+            name = PurePosixPath(word.text).name
+            return (
+                f"everything that the command does not state may be wrong: it passes its arguments to {name} (line "
+                f"{word.line}), which is not in the same folder",
+            )
+    return ()
 
 
 _FEWEST_SPELLED: Final = 3

@@ -491,9 +491,13 @@ def _visible(training: _Training) -> int:
         name, sign, value = text.partition("=")
         if name != "--include":
             continue
-        # DeepSpeed's `host:0,1@other:0,1`
+        # DeepSpeed's `host:0,1@other:0,1`; a host alone has all of its devices, and a variable
+        # that nothing sets any number.
         hosts = value if sign else " ".join(texts[i + 1 : i + 2])
-        return sum(part.count(",") + 1 for part in hosts.split("@"))
+        parts = hosts.strip("'\"").split("@")
+        if not all(re.fullmatch(r"[^:$]+:\d+(,\d+)*", part) for part in parts):
+            return 0
+        return sum(part.count(",") + 1 for part in parts)
     takes_all = training.form in _ALL_VISIBLE or any(
         text in ("accelerate", "deepspeed") for text in texts[:3]
     )

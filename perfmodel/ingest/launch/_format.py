@@ -111,7 +111,9 @@ class LaunchFormat:
                 continue
             if entry.is_default:
                 continue
-            is_off = entry.value in _OFF and not _takes_away(key, entry.value)
+            # Command lines write the word where files have the value.
+            value = False if str(entry.value).lower() == "false" else entry.value
+            is_off = value in _OFF and not _takes_away(key, value)
             if key not in understood and not is_off and not is_harmless(key, self.harmless):
                 unread.append(Unread(key, entry.line, harm_of(key)))
         unread.sort(key=lambda setting: setting.harm)

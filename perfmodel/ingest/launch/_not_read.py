@@ -12,7 +12,7 @@ from perfmodel.ingest.launch._arguments import followed_script, script_at
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._table import Rule
-from perfmodel.ingest.launch.shell import Script
+from perfmodel.ingest.launch.shell import SHELLS, Script
 
 _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("litgpt", ("out_dir", "train.*", "eval.*")),
@@ -112,6 +112,12 @@ def refuse_script(
             f"{place}: it runs {listed(programs)}, whose arguments perfmodel does not know; add the lines that "
             "perfmodel hook prints and give the file that they write, or give --model, --layout and so on instead"
         )
+    other_programs = _other_programs(script, known)
+    if other_programs:
+        raise LaunchFileError(
+            f"{place}: it runs {listed(other_programs)}, whose arguments perfmodel does not know; give --model, --layout "
+            "and so on instead"
+        )
     # Scripts keep arguments in files of their own, which others source.
     stated = {name for name in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text) if name in known}
     if len(stated) >= _FEWEST_ARGUMENTS and not arguments and _POSITIONAL.search(text):
@@ -130,6 +136,21 @@ _POSITIONAL: Final = re.compile(r"\$(?:[1-9@*#]|\{[1-9@*#])")
 """Pattern of a shell script's own arguments."""
 _FEWEST_ARGUMENTS: Final = 2
 """Fewest arguments of training programs in a script that sets them for others."""
+
+
+def _other_programs(script: Script, known: frozenset[str]) -> list[str]:
+    """Programs that are no Python files (`fairseq-train`), once each: those with arguments as
+    programs that train have them."""
+    names: list[str] = []
+    for command in script.commands:
+        position = next((i for i, word in enumerate(command.argv) if word.text[:1] == "-"), 0)
+        flags = {word.text[2:].partition("=")[0] for word in command.argv[position:]}
+        program = PurePath(command.argv[0].text).name
+        if position == 0 or program in SHELLS or program.endswith(".sh"):
+            continue
+        if len(flags & known) >= _FEWEST_ARGUMENTS and program not in names:
+            names.append(program)
+    return names
 
 
 def _programs(script: Script) -> list[str]:

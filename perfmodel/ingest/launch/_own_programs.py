@@ -74,6 +74,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "packing_samples": "packing",
     "param_dtype": "torch_dtype",
     "ds_tensor_parallel_size": TENSOR,
+    "optimizer": "optim",
     "flash_attn": "attn_implementation",
     "use_flash_attn": "attn_implementation",
     "model_path": "model_name_or_path",

@@ -36,7 +36,7 @@ from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"primus|\bEXP=\S*\.ya?ml", re.IGNORECASE)
 _STARTERS: Final = re.compile(
-    r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh|run_posttrain\.sh"
+    r"primus-cli(\.sh)?|(run_)?((slurm|local|k8s|direct|container)_)?(pre|post)train(_cli)?\.sh"
 )
 """Names of programs that train with a Primus file."""
 _FILE: Final = (".yaml", ".yml")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._table import WHOLE, WHOLE_OR_NONE, Fields, Rule
 
 GPT2: Final = 50257
@@ -21,7 +22,8 @@ TYPES: Final = {
     "bertwordpiecelowercase": 30522,
     "bertwordpiececase": 28996,
 }
-"""Vocabulary of the tokenizer types of Megatron-LM that have only one."""
+"""Usual vocabulary of the tokenizer types of Megatron-LM that were written for one model; they load
+any file of their notation."""
 
 _FAMILIES: Final = (
     # The first pattern that a name has in it counts: those of a version stand before those of the
@@ -131,8 +133,8 @@ def vocabulary_rule(
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
-        # A stated size wins, since padding may have rounded it up; a type says one vocabulary; a
-        # name only a family.
+        # A stated size wins, since padding may have rounded it up; a type says one vocabulary,
+        # unless its file has another; a name says only a family.
         for key in sizes:
             if key in settings:
                 return {"model.vocab": WHOLE.read(settings[key])}
@@ -146,7 +148,7 @@ def vocabulary_rule(
         for key in types:
             size = vocabulary_of_type(settings.get(key))
             if size is not None:
-                return {"model.vocab": size + added_tokens}
+                return _of_loaded_file(size, settings[key], settings, names, added_tokens)
         # Forks call types after families too (`QwenTokenizerFS`, `DeepSeekV3Tokenizer`); a name or
         # path says more.
         for key in (*names, *types):
@@ -166,6 +168,53 @@ def vocabulary_rule(
         optional=(*types, *names),
         fields=("model.vocab",),
     )
+
+
+_COMMON_FILES: Final = re.compile(
+    r"(tokenizer|spiece|sentencepiece|bpe|vocab|encoder|merge|model|checkpoint|data|path|to)s?(\.\w+)?"
+    r"|\$\{?\w+\}?"
+)
+"""Names of files and folders that say nothing about a tokenizer's vocabulary."""
+
+
+def _of_loaded_file(
+    size: int, kind: Any, settings: Mapping[str, Any], names: tuple[str, ...], added_tokens: int
+) -> Fields:
+    """Vocabulary of a type of tokenizers that loads any file of its notation: of the file where its
+    name is known, else the usual one of the type.
+
+    Args:
+        size: usual vocabulary of the type.
+        kind: name of the type.
+        settings: values of the rule's keys.
+        names: keys of names, paths or files.
+        added_tokens: tokens beyond those of the tokenizer.
+    """
+    # A word behind the value, such as a variable with further arguments, is none of it.
+    stated = [as_list(settings[key]) for key in names if settings.get(key)]
+    files = [str(words[0]) for words in stated]
+    for file in files:
+        size_of_file = vocabulary_of(file)
+        if size_of_file is not None:
+            fields: Fields = {"model.vocab": size_of_file + added_tokens}
+            if size_of_file != size:
+                note = f"a vocabulary of {size_of_file:,}, as the tokenizer {file} has"
+                fields["note.vocabulary"] = note
+            return fields
+    fields = {"model.vocab": size + added_tokens}
+    # Folders of one model or one team hold its own tokenizer; such a name is not that of the type.
+    telling = [file for file in files if any(map(_is_telling, re.split(r"[/\\]", file)[-2:]))]
+    if telling:
+        fields["note.vocabulary"] = (
+            f"a vocabulary of {size:,}, as {kind} usually has (that of {telling[0]} is not known; "
+            "--model sets another)"
+        )
+    return fields
+
+
+def _is_telling(part: str) -> bool:
+    """Whether a part of a path may name a tokenizer with its own vocabulary."""
+    return bool(part) and part not in (".", "..") and _COMMON_FILES.fullmatch(part.lower()) is None
 
 
 def vocabulary_of_type(name: Any) -> int | None:

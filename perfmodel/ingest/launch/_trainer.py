@@ -222,6 +222,14 @@ def precision_rule(default: str) -> Rule:
 
 
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
+_FUSED_ATTENTION: Final = ("use_flash_attn", "flash_attn", "use_flash_attention", "xformers")
+"""Switches of programs (FastChat's and its followers') for kernels of fused attention."""
+
+
+def _attention(settings: Mapping[str, Any]) -> Fields:
+    return {"flash_attention": any(ATTENTION.read(value) for value in settings.values())}
+
+
 EVALUATIONS: Final = ("do_predict", "do_eval")
 """Switches of what a run does besides training, or instead of it where `do_train` is not on."""
 
@@ -252,7 +260,7 @@ SHARED: Final = (
     Rule(keys=("auto_find_batch_size",), read=_searched),
     # States no field, but chooses the framework (`torch_framework`).
     Rule(keys=("torch_compile",), read=lambda settings: {}),
-    read_only("use_flash_attn", "flash_attention", ATTENTION),
+    Rule(keys=_FUSED_ATTENTION, read=_attention, fields=("flash_attention",)),
     read_only("attn_implementation", "flash_attention", ATTENTION),
     # Files that are read before the table is (`with_named_files`).
     Rule(keys=("deepspeed", "config_file"), read=lambda settings: {}),
