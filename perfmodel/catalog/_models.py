@@ -3,7 +3,7 @@ are written out."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -189,13 +189,22 @@ def _catalog() -> tuple[MappingProxyType[str, Callable[[], Model]], MappingProxy
         defaults = content.get("defaults", {})
         for name, entry in content["models"].items():
             stated = defaults | {"name": name} | entry
-            table[name] = cache(partial(model_from_toml, stated, f"{file} [{name}]"))
+            read = _model_of_config if "config" in stated else model_from_toml
+            table[name] = cache(partial(read, stated, f"{file} [{name}]"))
             aliases[name] = stated.get("aliases", ())
 
     for name, network in conv_nets().items():
         table[name] = cache(network.make)
         aliases[name] = network.aliases
     return MappingProxyType(table), MappingProxyType(index(aliases.items()))
+
+
+def _model_of_config(entry: Mapping[str, Any], place: str) -> Transformer:
+    """The model of an entry that holds a Hugging Face configuration."""
+    read = from_config(entry["config"], place=place)
+    return replace(
+        read, name=entry["name"], source=entry["source"], aliases=tuple(entry.get("aliases", ()))
+    )
 
 
 def read_config(path: Path) -> Transformer | UNet:

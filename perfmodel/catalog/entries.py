@@ -2,6 +2,7 @@
 with aliases)."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -41,13 +42,26 @@ def index(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
 def resolve(kind: str, name: str, names: Mapping[str, str], table: Mapping[str, T]) -> T:
     """Look up the entry of `table` with this name or alias.
 
+    A hyphen between a letter and a number is optional where only one entry can be meant: `GPT-3` is
+    `gpt3`, and `resnet50` is `resnet-50`.
+
     Raises:
         UnknownNameError: with the nearest known names.
     """
-    try:
+    if key(name) in names:
         return table[names[key(name)]]
-    except KeyError:
-        raise UnknownNameError(kind, name, {*table, *names}) from None
+    meant = {entry for known, entry in names.items() if _joined(known) == _joined(name)}
+    if len(meant) != 1:
+        raise UnknownNameError(kind, name, {*table, *names})
+    return table[meant.pop()]
+
+
+def _joined(name: str) -> str:
+    """The key of a name without hyphens between a letter and the number after it.
+
+    Those between two numbers stay: `gpt3-6.7b` and `gpt-36.7b` are models of different sizes.
+    """
+    return re.sub(r"(?<=[a-z])-(?=\d)", "", key(name))
 
 
 def package_tables(folder: str) -> dict[str, dict[str, Any]]:

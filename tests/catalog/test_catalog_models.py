@@ -1,12 +1,16 @@
 import pickle
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfmodel.catalog import model, models
+from perfmodel.catalog import every_model, model, models
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import ConvNet, Mlp, Transformer
 from perfmodel.spec.parts import Experts
+from perfmodel.workload import parameter_count
 
 
 def test_every_listed_model_loads_and_names_its_source():
@@ -22,6 +26,44 @@ def test_names_ignore_case_and_have_aliases():
     assert model("gpt-1008.0B") is model("gpt-1t")
     assert isinstance(model("VGG16"), ConvNet)
     assert isinstance(model("mlp-17b"), Mlp)
+
+
+def names_of_models() -> list[str]:
+    return [name for known in every_model() for name in (known.name, *known.aliases)]
+
+
+@given(st.sampled_from(names_of_models()))
+def test_a_hyphen_between_a_letter_and_a_number_is_optional(name: str) -> None:
+    joined = re.sub(r"(?<=[A-Za-z])-(?=\d)", "", name)
+    apart = re.sub(r"(?<=[A-Za-z])(?=\d)", "-", name)
+    meant = model(name).name
+    assert (model(joined).name, model(apart).name) == (meant, meant)
+
+
+def test_a_hyphen_between_two_numbers_is_not_optional() -> None:
+    assert model("gpt-3-6.7b").name == "gpt3-6.7b"
+    with pytest.raises(UnknownNameError):
+        model("gpt-36.7b")
+
+
+PARAMETERS_OF_CONFIGS = {
+    # as counted in the published checkpoints
+    "roberta-base": 124_697_433,
+    "xlm-roberta-large": 560_142_482,
+    "distilbert-base": 66_985_530,
+    "whisper-large-v3": 1_543_490_560,
+    "dbrx": 131_596_523_520,
+    "olmoe-1b-7b": 6_919_161_856,
+    "vit-s-16": 22_050_664,
+    "vit-ti-16": 5_717_416,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS_OF_CONFIGS.items())
+def test_models_described_by_configurations_have_their_published_parameters(
+    name: str, parameters: int
+) -> None:
+    assert parameter_count(model(name)) == parameters
 
 
 def test_an_unknown_name_is_answered_with_near_ones():

@@ -95,7 +95,8 @@ PLACES = (
 )
 
 
-@given(st.sampled_from(devices()), st.sampled_from(PLACES), st.booleans())
+# `cpu` is the machine at hand, which stands in no cloud.
+@given(st.sampled_from(sorted({*devices()} - {"cpu"})), st.sampled_from(PLACES), st.booleans())
 def test_a_place_says_nothing_of_the_device(name, place, first):
     words = f"{place} {name}" if first else f"{name} {place}"
     assert device(words) == device(name)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,6 +136,26 @@ class Candidates:
         return list(
             zip(grid_of_layout.tolist(), (numbers - starts[grid_of_layout]).tolist(), strict=True)
         )
+
+    def within(self, limit_bytes: float) -> "Candidates":
+        """The same candidates; those that need more than `limit_bytes` no longer fit."""
+        if not self.costs:
+            return self
+        fits = [_over_layouts(cost, cost.fits(limit_bytes)).reshape(-1) for cost in self.costs]
+        bound_s = np.where(np.concatenate(fits), self.bound_s, np.float32(np.inf))
+        return replace(self, bound_s=bound_s, feasible=int(np.isfinite(bound_s).sum()))
+
+    def column_of(self, name: str, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
+        """A numeric field of some layouts; see `column`."""
+        starts = self.starts
+        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
+        values = np.empty(len(numbers))
+        for grid_index in np.unique(grid_of_layout).tolist():
+            in_grid = np.flatnonzero(grid_of_layout == grid_index)
+            cost = self.costs[grid_index]
+            place = np.unravel_index(numbers[in_grid] - starts[grid_index], cost.grid.shape)
+            values[in_grid] = np.broadcast_to(_column(cost, name), cost.grid.shape)[place]
+        return values
 
     def column(self, name: str) -> Float[np.ndarray, " layouts"]:
         """A numeric field of every layout: degrees, `devices`, `micro_batch`, `zero`, `vpp` or

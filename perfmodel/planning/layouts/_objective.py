@@ -148,7 +148,7 @@ class Goal:
     ) -> Quantity:
         """Quantities of evaluated candidates."""
         return self._quantities(
-            lambda name: candidates.column(name)[numbers],
+            lambda name: candidates.column_of(name, numbers),
             Interval.exactly(step_s),
             lambda: Interval.exactly(busy_s(self.step_problem, candidates.layouts(numbers))),
         )

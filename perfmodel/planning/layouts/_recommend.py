@@ -1,6 +1,5 @@
 """The layout that a search recommends: the best of those that are likely to fit into memory."""
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,9 +10,7 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._executor import Executor
 from perfmodel.planning.layouts._improve import Ranking, ranking
 from perfmodel.planning.layouts._objective import Goal, Score
-from perfmodel.planning.layouts._quantities import NAMES
 from perfmodel.planning.layouts.evaluation import Evaluations, evaluate
-from perfmodel.planning.layouts.expressions import Constraint
 from perfmodel.planning.layouts.questions import Question
 from perfmodel.planning.layouts.search_words import SearchOptions
 from perfmodel.prediction import Prediction, explain
@@ -92,9 +89,7 @@ def _best_safe(
     largest_bytes = max(
         on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,)
     )
-    limit = Constraint.parse(f"memory_bytes <= {min(share, 1.0) * largest_bytes!r}", NAMES)
-    limited = replace(goal, constraints=(*goal.constraints, limit))
-    score = Score(limited, candidates)
+    score = Score(goal, candidates.within(min(share, 1.0) * largest_bytes))
     possible = int(np.isfinite(score.bound).sum())
 
     sought, n_seen = FIRST_SOUGHT, 0
@@ -148,7 +143,7 @@ def _likeliest(
     # Layouts that need less memory are mostly, but not always, likelier to fit. Work out the
     # probabilities of the smallest ones, and take the likeliest that satisfies the constraints.
     possible = np.flatnonzero(np.isfinite(Score(goal, candidates).bound))
-    smallest = possible[np.argsort(candidates.column("memory_bytes")[possible], kind="stable")][
+    smallest = possible[np.argsort(candidates.column_of("memory_bytes", possible), kind="stable")][
         :SMALLEST
     ]
     layouts = [question.as_run(layout) for layout in candidates.layouts(smallest)]

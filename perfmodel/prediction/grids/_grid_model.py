@@ -344,10 +344,11 @@ class GridModel:
         return np.stack(columns, axis=-1)[..., sender_of_shard]
 
     def _seconds_of(self, sent: Transfers, table: PriceTable) -> Float[np.ndarray, "..."]:
-        def compute() -> Float[np.ndarray, "..."]:
-            return sent.seconds(priced_events(self.problem, sent.ops, table).time_s)
-
-        return get_or_compute(self._transfer_s, sent, compute)
+        return get_or_compute(
+            self._transfer_s,
+            sent,
+            lambda: sent.seconds(priced_events(self.problem, sent.ops, table).time_s),
+        )
 
     def _hops_of(self, shape: StageShape, layout: Layout, stride: int) -> Hops:
         compute = partial(hops, shape.spec, shape.by_segments, layout, self.problem.cluster)
