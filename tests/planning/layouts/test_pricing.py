@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.layouts import default_space, enumerate_grids, with_options, with_schedules
+from perfmodel.planning.layouts import (
+    default_space,
+    enumerate_grids,
+    gather,
+    with_options,
+    with_schedules,
+)
 from perfmodel.prediction import check_layout, evaluate, step_problem
 from perfmodel.prediction.grids import GridCosts, LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import CATEGORIES, peak_memory
@@ -65,6 +71,22 @@ def test_choices_of_which_no_layout_fits_are_left_out_and_counted(case):
             expected = dict(fitting_bounds(before, usable_bytes))
             assert dict(fitting_bounds(cost, usable_bytes)) == pytest.approx(expected, rel=1e-6)
     assert narrowed
+
+
+def test_candidates_within_less_memory_are_those_that_need_no_more(case):
+    """The same numbers and bounds; fields of some layouts are those of all at their places."""
+    candidates = gather(price_grids(case.step_problem, everything(case)[::16]), np.inf, Counter())
+    needed_bytes = candidates.column("memory_bytes")
+    limit_bytes = float(np.median(needed_bytes))
+    within = candidates.within(limit_bytes)
+    expected_s = np.where(needed_bytes <= limit_bytes, candidates.bound_s, np.inf)
+    np.testing.assert_array_equal(within.bound_s, expected_s)
+    assert 0 < within.feasible < candidates.feasible
+
+    some = np.random.default_rng(0).permutation(len(needed_bytes))[:200]
+    for name in ("memory_bytes", "tp", "devices", "zero", "vpp", "etp"):
+        whole = candidates.column(name)
+        np.testing.assert_array_equal(candidates.column_of(name, some), whole[some])
 
 
 def fitting(cost: GridCosts, usable_bytes: float) -> np.ndarray:
