@@ -152,6 +152,8 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     return fields
 
 
+PEFT_OPTIONS: Final = ("use_dora", "modules_to_save", "layers_to_transform")
+"""Options of peft's `LoraConfig` that change what is trained or what a step costs."""
 _PEFT_OF_LORA: Final = ("lora", "adalora")
 
 
@@ -167,16 +169,17 @@ def peft_fields(settings: Mapping[str, Any]) -> Fields:
         fields["doubt.trained"] = (
             f"the training method may be wrong: peft_type {kind} is predicted as LoRA"
         )
-    if settings.get("use_dora"):
+    if str(settings.get("use_dora", False)).lower() not in ("false", "none", "0"):
         # Every product also takes the norm of its merged weight, in both directions
         # (arXiv 2402.09353).
         fields["doubt.trained"] = (
             "the training method may be wrong: use_dora is predicted as LoRA, and takes longer"
         )
-    saved = settings.get("modules_to_save")
-    if saved:
+    saved = settings.get("modules_to_save", settings.get("lora_modules_to_save"))
+    if saved not in (None, [], ""):
+        names = ", ".join(map(str, saved)) if isinstance(saved, list) else saved
         fields["doubt.saved"] = (
-            f"the training method may be wrong: modules_to_save {saved} are trained whole, but the prediction freezes them"
+            f"the training method may be wrong: modules_to_save trains {names} whole, but the prediction freezes them"
         )
     layers = settings.get("layers_to_transform")
     if layers is not None:

@@ -26,8 +26,8 @@ class Entry:
     included: tuple[str, int] | None = None
     """Path and line of the included file that has the entry; None if it is not included."""
     is_default: bool = False
-    """Whether the entry changes nothing: the framework has this value anyway, or the table exists
-    only for other tables to inherit from."""
+    """Whether the entry changes nothing by itself: the framework has this value anyway, or other
+    entries refer to it or inherit from it."""
 
 
 Entries = Mapping[str, Entry]

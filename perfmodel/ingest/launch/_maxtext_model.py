@@ -4,6 +4,7 @@ AI-Hypercomputer/maxtext)."""
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._table import (
     NUMBER,
     TEXT,
@@ -17,6 +18,7 @@ from perfmodel.ingest.launch._table import (
     stated_value,
     words,
 )
+from perfmodel.spec import Model
 
 _CATALOG_NAMES: Final = {
     "deepseek2-16b": "deepseek-v2-lite",
@@ -47,18 +49,48 @@ _OVERRIDDEN: Final = (
 named."""
 
 
+_LEAST_OF_ITS_OWN: Final = 3
+"""Sizes that differ from those of `base.yml` in the file of a model; every file based on `base.yml`
+has its sizes too."""
+
+
 def _named_sizes(settings: Mapping[str, Any]) -> Fields:
-    name = TEXT.read(settings["model_name"])
+    """The model that a file or a command names, and doubts about sizes beside the name."""
+    name: str = TEXT.read(settings["model_name"])
     if name == "default":
         return {}
-    fields: Fields = {"model": _CATALOG_NAMES.get(name, name)}
-    changed = [size for size in _OVERRIDDEN if size in settings]
-    if settings.get("override_model_config") is True and changed:
+    catalog_name: str = _CATALOG_NAMES.get(name, name)
+    model = catalog_model(catalog_name)
+    stated = {size: settings[size] for size in _SIZES if size in settings}
+    changed = [size for size, value in stated.items() if value not in (-1, 0, _SIZES[size])]
+    # The file of a model that the catalog lacks names it and states all of its sizes
+    # (`configs/models/olmo3_32b.yml`).
+    if model is None and len(stated) == len(_SIZES) and len(changed) >= _LEAST_OF_ITS_OWN:
+        return {}
+    fields: Fields = {"model": catalog_name}
+    if settings.get("override_model_config") is True:
+        overridden = [size for size in _OVERRIDDEN if size in settings]
+        if overridden:
+            fields["doubt.override"] = (
+                f"the model may be wrong: override_model_config changes {', '.join(overridden)} of {name}, which the "
+                "prediction ignores"
+            )
+        return fields
+    # Sizes of the named model replace those of the file (`pyconfig.py`, `update_model_vars`), which
+    # nobody who writes them expects.
+    contradicting = [size for size in changed if not _has_size(model, size, stated[size])]
+    if model is not None and contradicting:
         fields["doubt.override"] = (
-            f"the model may be wrong: override_model_config changes {', '.join(changed)} of {name}, which the "
-            "prediction ignores"
+            f"the model may be wrong: the file states {', '.join(contradicting)} beside model_name {name}; MaxText takes "
+            f"the sizes of {name} without override_model_config, and so does the prediction"
         )
     return fields
+
+
+def _has_size(model: Model | None, size: str, value: Any) -> bool:
+    """Whether a model has a size that a file states; blocks of gemma2 are two layers."""
+    own = getattr(model, _FIELDS[size].removeprefix("model."), None)
+    return value == own or (size == "base_num_decoder_layers" and own == 2 * value)
 
 
 def _activations(settings: Mapping[str, Any]) -> Fields:
@@ -218,6 +250,16 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             "model.clamped_glu": True,
             "model.bias": True,
             "experts.router_bias": True,
+        }
+    # Norms behind the sub-layers, one scale for every element of queries and keys, and full
+    # attention in the last layer of each cycle.
+    if kind == "olmo3":
+        return {
+            "model.window": _size(settings, _WINDOW, 4096),
+            "model.full_attention_every": _size(settings, "inhomogeneous_layer_cycle_interval", 4),
+            "model.norm_at": "output",
+            "model.qk_norm": True,
+            "model.qk_norm_of_all_heads": True,
         }
     # Chunked attention, except in every n-th layer, which has no rotary positions either.
     if kind == "llama4":

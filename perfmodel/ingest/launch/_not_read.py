@@ -18,6 +18,9 @@ _TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("litgpt", ("out_dir", "train.*", "eval.*")),
     ("litgpt", ("out_dir", "train.*", "checkpoint_dir")),
     ("NeMo Automodel", ("step_scheduler.*", "model.*")),
+    ("NeMo Automodel", ("model._target_", "distributed.*", "training.*")),
+    ("open_lm", ("train-num-samples", "batch-size")),
+    ("a Primus file with a list of modules", ("modules", "platform")),
     ("a training of the flash-attention repository", ("datamodule.*", "trainer.*")),
     ("a training of the flash-attention repository", ("train.gpu_mem",)),
     ("maxdiffusion", ("diffusion_scheduler_config*",)),
@@ -55,6 +58,33 @@ def refuse_other_tools(entries: Entries, place: str) -> None:
         if all(_has(entries, pattern) for pattern in patterns):
             message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
             raise LaunchFileError(f"{place}: {message}")
+
+
+_PYTHON_TOOLS: Final = {
+    "xtuner.v1": "a configuration of XTuner 1",
+    "olmo_core": "a script of OLMo-core",
+    "axlearn": "a trainer of AXLearn",
+    "composer": "a script of Composer",
+    "litgpt": "a script of litgpt",
+    "nemo_automodel": "a script of NeMo Automodel",
+    "levanter": "a script of levanter",
+    "lightning": "a script of Lightning",
+    "pytorch_lightning": "a script of Lightning",
+}
+"""Packages whose programs are not read, by the modules that a Python file imports."""
+_IMPORTED: Final = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
+
+
+def refuse_python(text: str, place: str) -> None:
+    """Raise `LaunchFileError`, which names the tool, for a Python file that imports a training
+    program that is not read."""
+    for module in _IMPORTED.findall(text):
+        for package, described in _PYTHON_TOOLS.items():
+            if module == package or module.startswith(f"{package}."):
+                raise LaunchFileError(
+                    f"{place}: looks like {described}, which perfmodel does not read; give --model, --layout and so on "
+                    "instead"
+                )
 
 
 def refuse_plain_lightning(entries: Entries, place: str, table: Sequence[Rule]) -> None:

@@ -41,6 +41,7 @@ from perfmodel.ingest.launch._neox import neox_arguments
 from perfmodel.ingest.launch._not_read import (
     refuse_other_tools,
     refuse_plain_lightning,
+    refuse_python,
     refuse_script,
 )
 from perfmodel.ingest.launch._primus import primus_command, primus_overrides
@@ -151,6 +152,7 @@ def recognised(
         return recognised_file
 
     if syntax == "python":
+        refuse_python(text, place)
         readable = (
             "the only Python files that perfmodel reads are configurations of XTuner, recipes of NeMo 2 and "
             "Megatron-Bridge, and scripts with arguments of Hugging Face's Trainer"

@@ -25,6 +25,9 @@ _REFERENCE: Final = re.compile(r"\$\{([^${}]*)\}")
 def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
     """Entries with their references replaced; raises for those that refer to themselves."""
     looked_at = 0
+    # Variables at the head of a file (`base_path: /models/x`) mean nothing by themselves: what they
+    # do is in the settings that refer to them.
+    variables: set[str] = set()
 
     def resolve(key: str, value: Any, line: int, path: tuple[str, ...]) -> Any:
         nonlocal looked_at
@@ -50,6 +53,8 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             if referred is None:
                 return value
             name, target = referred
+            if "." not in name:
+                variables.add(name)
             if name in path and len(path) == 1 and match[1] != name:
                 # The reference is to a block that is elsewhere, with a key of the same name.
                 return value
@@ -72,12 +77,15 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
         return value
 
     try:
-        return {
-            key: replace(entry, value=resolve(key, entry.value, entry.line, (key,)))
-            for key, entry in entries.items()
+        values = {
+            key: resolve(key, entry.value, entry.line, (key,)) for key, entry in entries.items()
         }
     except RecursionError:
         raise broken(place, 0, "its references are nested too deeply; write the values") from None
+    return {
+        key: replace(entry, value=values[key], is_default=entry.is_default or key in variables)
+        for key, entry in entries.items()
+    }
 
 
 def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:

@@ -20,7 +20,17 @@ from perfmodel.ingest.launch._finetuning import (
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, stage_of_resharding
 from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._table import FLAG, TEXT, BadValue, Fields, Rule, key, read_only, words
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    TEXT,
+    WHOLE,
+    BadValue,
+    Fields,
+    Rule,
+    key,
+    read_only,
+    words,
+)
 from perfmodel.ingest.launch._trainer import WORLD_RULE
 
 _BUILDER: Final = "model._component_"
@@ -73,8 +83,74 @@ def model_name(builder: str) -> str:
     return name
 
 
+_OF_LLAMA: Final[Fields] = {
+    "model.norm": "rms_norm",
+    "model.positions": "rope",
+    "model.gated_ffn": True,
+    "model.activation": "silu",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.dropout": False,
+}
+_FAMILIES: Final[dict[str, Fields]] = {
+    "llama2": _OF_LLAMA,
+    "llama3": _OF_LLAMA,
+    "llama3_1": _OF_LLAMA,
+    "llama3_2": _OF_LLAMA | {"model.tied_embeddings": True},
+    "mistral": _OF_LLAMA,
+    "qwen2": _OF_LLAMA | {"model.qkv_bias": True},
+    "qwen3": _OF_LLAMA | {"model.qk_norm": True},
+}
+"""Builders that take the sizes of a model (`torchtune/models/*/_component_builders.py`), and what
+each fixes."""
+_SIZES: Final = {
+    "model.num_layers": "model.layers",
+    "model.embed_dim": "model.hidden",
+    "model.num_heads": "model.heads",
+    "model.num_kv_heads": "model.kv_heads",
+    "model.vocab_size": "model.vocab",
+    "model.intermediate_dim": "model.ffn_hidden",
+    "model.head_dim": "model.head_dim",
+}
+_MODEL_KEYS: Final = (
+    _BUILDER,
+    *_SIZES,
+    "model.tie_word_embeddings",
+    "model.q_proj_bias",
+    "model.k_proj_bias",
+    "model.v_proj_bias",
+    "model.q_norm",
+    "model.k_norm",
+)
+
+
+def _ffn_hidden(hidden: int) -> int:
+    """Width of a gated feed-forward that nothing states: two thirds of four times the hidden size,
+    up to the next multiple of 256 (`scale_hidden_dim_for_mlp`)."""
+    return -(-(4 * hidden * 2 // 3) // 256) * 256
+
+
 def _model(settings: Mapping[str, Any]) -> Fields:
-    return {"model": model_name(TEXT.read(settings[_BUILDER]))}
+    """A model by the name of its builder, or by the sizes that a family's builder takes."""
+    builder = TEXT.read(settings[_BUILDER])
+    family = re.sub(r"^(qlora|lora|dora|qdora)_", "", builder.rpartition(".")[2])
+    if family not in _FAMILIES:
+        return {"model": model_name(builder)}
+    fields = dict(_FAMILIES[family])
+    for name, field in _SIZES.items():
+        if settings.get(name) is not None:
+            fields[field] = WHOLE.read(settings[name])
+    if "model.hidden" in fields:
+        fields.setdefault("model.ffn_hidden", _ffn_hidden(fields["model.hidden"]))
+    if "model.tie_word_embeddings" in settings:
+        fields["model.tied_embeddings"] = is_on(settings["model.tie_word_embeddings"])
+    biases = [settings.get(f"model.{name}_proj_bias") for name in ("q", "k", "v")]
+    if any(bias is not None for bias in biases):
+        fields["model.qkv_bias"] = any(is_on(bias) for bias in biases)
+    norms = [settings.get(f"model.{name}_norm") for name in ("q", "k")]
+    if any(norm is not None for norm in norms):
+        fields["model.qk_norm"] = any(is_on(norm) for norm in norms)
+    return fields
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
@@ -194,7 +270,7 @@ TORCHTUNE: Final = LaunchFormat(
             read=_require_training,
             optional=_NO_TRAINING,
         ),
-        Rule(keys=(_BUILDER,), read=_model, fields=("model",)),
+        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
         Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),
         Rule(
             keys=("batch_size", "gradient_accumulation_steps"),
@@ -237,6 +313,7 @@ TORCHTUNE: Final = LaunchFormat(
         mesh_rule("data_parallel_shard_dim", "data_parallel_replicate_dim"),
     ),
     harmless=patterns(
+        "model.attn_dropout model.scale_factor model.rope_base model.norm_eps model.max_seq_len",
         "tokenizer.* checkpointer.* dataset.* dataset dataset_val* optimizer.* lr_scheduler.* metric_logger.*",
         "profiler.* model.lora_alpha model.lora_dropout seed shuffle epochs max_steps_per_epoch",
         "clip_grad_norm log_* output_dir device resume_from_checkpoint save_* custom_sharded_layers",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._adapters import PEFT_OPTIONS, peft_fields
 from perfmodel.ingest.launch._finetuning import (
     FSDP_KEYS,
     Adapters,
@@ -101,6 +102,9 @@ TRL_ADAPTERS: Final = (
     "lora_rank",
     "lora_target_modules",
     "lora_dropout",
+    "lora_modules_to_save",
+    "peft_type",
+    *PEFT_OPTIONS,
     *_CHAT_ADAPTERS,
     *QUANTIZED,
 )
@@ -157,6 +161,7 @@ def trl_adapters(settings: Mapping[str, Any]) -> Fields:
             dropout=settings.get("lora_dropout"),
             bits=bits,
         ).fields
+        fields |= peft_fields(settings)
         if assumed:
             fields["note.adapters"] = (
                 f"adapters: {', '.join(assumed)} (the file does not state it; most programs with "

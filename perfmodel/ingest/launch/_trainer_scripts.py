@@ -15,6 +15,7 @@ from typing import Any, Final
 from perfmodel.catalog import model_from_config
 from perfmodel.catalog.huggingface import FAMILIES, RELATIVES
 from perfmodel.errors import PerfModelError
+from perfmodel.ingest.launch._adapters import PEFT_OPTIONS
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source
 from perfmodel.ingest.launch._finetuning_files import with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat
@@ -301,6 +302,13 @@ def _built(
         )
 
 
+_PEFT_METHOD: Final = re.compile(
+    r"peft\.(\w+\.)*(?!Peft|PromptLearning)(IA3|Vera|LoHa|LoKr|OFT|BOFT|Prefix\w*|Prompt\w*|PTuning"
+    r"|Poly|FourierFT|Bone|VBLoRA|HRA|XLora|LNTuning|AdaptionPrompt)Config$"
+)
+"""Paths of the configurations of peft's methods other than LoRA."""
+
+
 def _adapters(followed: Followed) -> dict[str, Entry]:
     """LoRA by peft's `LoraConfig`, or by the arguments of unsloth's `get_peft_model`."""
     for call in followed.calls:
@@ -310,17 +318,20 @@ def _adapters(followed: Followed) -> dict[str, Entry]:
             and isinstance(made, ScriptObject)
             and "r" in made.fields
         )
-        if not isinstance(made, ScriptObject) or not (
-            call.path.endswith("LoraConfig") or is_unsloth
-        ):
+        is_lora = call.path.endswith("LoraConfig") or is_unsloth
+        if not isinstance(made, ScriptObject) or not (is_lora or _PEFT_METHOD.match(call.path)):
             continue
         entries = {
             "use_peft": Entry(True, call.line),
             "lora_r": Entry(_plain(made.fields.get("r", 8)), call.line),
         }
+        if not is_lora:
+            method = call.path.rpartition(".")[2].removesuffix("Config")
+            entries["peft_type"] = Entry(method, call.line)
         for key, name in (
             ("target_modules", "lora_target_modules"),
             ("lora_dropout", "lora_dropout"),
+            *((option, option) for option in PEFT_OPTIONS),
         ):
             value = _plain(made.fields.get(key))
             if value is not None:

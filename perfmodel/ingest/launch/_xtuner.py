@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final
 
+from perfmodel.ingest.launch._adapters import peft_fields
 from perfmodel.ingest.launch._entries import Entries, Entry, Source, broken
 from perfmodel.ingest.launch._finetuning import (
     Adapters,
@@ -175,7 +176,15 @@ _BATCHES: Final = (
 _OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
 _LORA_TABLES: Final = ("model.lora.", "model.llm_lora.")
 """Tables of adapters: of a language model alone, and of one with a vision tower."""
-_LORA_SETTINGS: Final = ("type", "r", "target_modules", "lora_dropout")
+_LORA_SETTINGS: Final = (
+    "type",
+    "r",
+    "target_modules",
+    "lora_dropout",
+    "use_dora",
+    "modules_to_save",
+    "layers_to_transform",
+)
 _LORA_KEYS: Final = tuple(
     table + setting for table, setting in product(_LORA_TABLES, _LORA_SETTINGS)
 )
@@ -268,12 +277,15 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
     bits = 8 if eight_bits else 0
     if four_bits or tower_is_quantized:
         bits = 4
-    return Adapters(
+    adapters = Adapters(
         rank=settings.get(f"{table}r", 8),
         targets=settings.get(f"{table}target_modules", "all-linear"),
         dropout=settings.get(f"{table}lora_dropout", 0),
         bits=bits,
-    ).fields
+    )
+    return adapters.fields | peft_fields(
+        {name.removeprefix(table): value for name, value in settings.items()}
+    )
 
 
 def is_xtuner(entries: Entries) -> bool:
