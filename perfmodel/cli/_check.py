@@ -11,9 +11,10 @@ from perfmodel.cli._flags import (
     add_layout,
     add_problem,
     problem_of,
+    search_command,
 )
 from perfmodel.cli._show import emit, written
-from perfmodel.display import progress, say
+from perfmodel.display import progress, say, say_verbatim
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -84,13 +85,17 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.html:
         health.write(arguments.html)
         files.append(str(arguments.html))
-    emit(arguments, health.to_dict() | {"written": files}, lambda: _show(health, files))
+    command = search_command(arguments, health.prediction)
+    emit(arguments, health.to_dict() | {"written": files}, lambda: _show(health, files, command))
     return 0
 
 
-def _show(health: "RunHealth", files: list[str]) -> None:
+def _show(health: "RunHealth", files: list[str], next_command: str) -> None:
     say(*str(health).splitlines())
     written(files)
+    # A run without a cause to look into may still have a faster layout.
+    if not any(line.startswith("next") for line in str(health).splitlines()):
+        say_verbatim(f"next: {next_command}")
 
 
 def _save_every(launch: "Launch | None") -> int | None:

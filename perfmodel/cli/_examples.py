@@ -35,7 +35,7 @@ _TWO: Final = {
     ),
     "hook": ("hook megatron", "hook hf-trainer"),
     "serve": (
-        "serve job.toml --set layout.zero=0 --set serving.batch=32",
+        "serve job.toml --set serving.batch=32",
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",
     ),
     "distribute": (

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,8 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     # A report searches unless a layout is given, but of a calibration it needs one for the step.
     of_step = arguments.command == "report" and of_calibration(arguments)
     needs_layout = "layout" in getattr(arguments, "needed", ()) or arguments.takes_layout or of_step
+    if arguments.command == "serve":
+        file = _of_server(arguments, file)
     if file.layout and needs_layout:
         if getattr(arguments, "layouts", None) == []:
             arguments.layouts = [file.layout]
@@ -184,6 +187,22 @@ def _fill(arguments: argparse.Namespace, unclaimed: dict[str, Any], name: str, v
         unclaimed[name] = value
     elif getattr(arguments, name) is None:
         setattr(arguments, name, value)
+
+
+def _of_server(arguments: argparse.Namespace, file: JobFile) -> JobFile:
+    """The file without what only training has; prints a note that names it."""
+    from perfmodel.serving import server_layout
+
+    layout, unused_fields = server_layout(file.layout) if file.layout else ("", ())
+    unused = [f"layout.{name}" for name in unused_fields]
+    unused += [
+        f"job.{name}"
+        for name in file.problem_fields
+        if name in JOB_WORDS and not hasattr(arguments, name)
+    ]
+    if unused:
+        note([f"{file.place}: serve does not use {', '.join(unused)}"])
+    return replace(file, layout=layout)
 
 
 def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:

@@ -322,7 +322,7 @@ def predict_command(
     if has_file and in_file.get("devices") != prediction.devices:
         flags += ["--devices", str(prediction.devices)]
     layout = _layout_text(arguments, prediction)
-    if not _same_batch(arguments, in_file, prediction, layout):
+    if not _same_batch(arguments, in_file, prediction):
         flags += ["--global-batch", str(prediction.global_batch)]
     return f"perfmodel predict {shlex.join([*flags, '--layout', layout])}"
 
@@ -359,28 +359,20 @@ def _in_file(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _same_batch(
-    arguments: argparse.Namespace, in_file: dict[str, int], prediction: "Prediction", layout: str
+    arguments: argparse.Namespace, in_file: dict[str, int], prediction: "Prediction"
 ) -> bool:
-    """Whether the file leads to the prediction's global batch also with this layout."""
+    """Whether the file leads to the prediction's global batch also with the prediction's layout."""
     if in_file.get("global_batch") != prediction.global_batch:
         return False
     launch: Launch | None = getattr(arguments, "launch", None)
-    if launch is None:
+    if launch is None or launch.states("global_batch"):
         return True
-    from perfmodel.ingest.launch import read_launch
 
     # Scripts that state the batch of one replica have another global batch with more replicas.
-    try:
-        again = read_launch(
-            arguments.launch_file,
-            layout=layout,
-            model=arguments.model,
-            seq_len=arguments.seq_len,
-            dtype=arguments.dtype,
-        )
-    except PerfModelError:
+    if launch.layout is None:
         return False
-    return again.global_batch == prediction.global_batch
+    names = ("tp", "pp", "cp", "dp", "micro_batch")
+    return all(launch.layout.value(name) == prediction.layout.value(name) for name in names)
 
 
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:

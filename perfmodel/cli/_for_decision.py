@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._files import flags_of, lacking
-from perfmodel.cli._flags import add_calibration, job_flags, problem_of
+from perfmodel.cli._flags import add_calibration, job_flags, predict_command, problem_of
 from perfmodel.cli._search_flags import add_space, space_of
 from perfmodel.cli._show import emit
 from perfmodel.display import new_console, progress
@@ -17,6 +17,7 @@ from perfmodel.units import duration, number_of
 
 if TYPE_CHECKING:
     from perfmodel.planning.layouts import SearchResult
+    from perfmodel.prediction import Prediction
 
 TOP: Final = 24
 """Default number of layouts to choose from, which is also how many the robust order considers."""
@@ -89,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
     question = ask(problem, space=result.space, calibration=arguments.calibration)
     value_of_information = telling(question.step_problem, result.layouts)
     report = value_of_information.to_dict()
-    report |= _next_commands(arguments, report)
+    report |= _next_commands(arguments, report, result.layouts[0])
     emit(arguments, report, lambda: _show(report, result))
     return 0
 
@@ -140,13 +141,16 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     return result
 
 
-def _next_commands(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
-    """The measurement to make first, and the command that fits to it."""
+def _next_commands(
+    arguments: argparse.Namespace, report: dict[str, Any], best: "Prediction"
+) -> dict[str, str]:
+    """The measurement to make first, and the command that fits to it; without a measurement that
+    would change the choice, the command that predicts the best layout."""
     # Measurements are sorted by what they save. If the first would not change the choice, none
     # would.
     first = next(iter(report["measurements"]), None)
     if first is None or not first["choice_moves"]:
-        return {"measure": "", "next": ""}
+        return {"measure": "", "next": predict_command(arguments, best)}
     kind = "profile" if first["measure"] == "profile" else "run"
     if kind == "run":
         fit_flags = ["--runs", "runs.csv"]
@@ -196,6 +200,7 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
     )
     if not report["measure"]:
         console.print("no run of these layouts would change the choice; use #1")
+        console.print(f"next: {report['next']}", soft_wrap=True, markup=False)
         return
     heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
 

@@ -1,12 +1,13 @@
 """`perfmodel import`: converts files of benchmarks and profilers to tables and traces."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._show import reporting, written
-from perfmodel.display import say
+from perfmodel.display import say, say_verbatim
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.units import duration, plural
 
@@ -178,6 +179,9 @@ def show(report: dict[str, Any]) -> None:
         written(report["written"][-1:])
     if "no_table" in report:
         say(f"no table was written: {report['no_table']}")
+    usable = [table["file"] for table in report.get("tables", ()) if table["device"]]
+    if usable:
+        say_verbatim(f"next: perfmodel validate kernels {shlex.join(map(str, usable))}")
 
 
 def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":

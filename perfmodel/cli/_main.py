@@ -85,6 +85,24 @@ _FOLDERS: Final = ("calibrate", "fit", "emulate")
 """Commands whose --out is a folder."""
 _TABLES: Final = ("compare", "import", "import-model", "validate")
 """Commands whose --out is a table."""
+_TRACE: Final = (".json", ".json.gz")
+_PAGE: Final = (".html", ".htm")
+_ENDINGS: Final = MappingProxyType(
+    {
+        ("timeline", "out"): _TRACE,
+        ("timeline", "html"): _PAGE,
+        ("search", "trace"): _TRACE,
+        ("search", "out"): (".json",),
+        ("simulate", "trace"): _TRACE,
+        ("run", "out"): _TRACE,
+        ("import", "timeline"): _TRACE,
+        ("report", "html"): _PAGE,
+        ("check", "html"): _PAGE,
+        ("distribute", "out"): (".ir",),
+    }
+)
+"""Endings of files that a flag of a command can write. Tables and pictures have their own checks;
+an order of passes may have any name."""
 _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 """Placeholders that stand for files in --help."""
 
@@ -196,13 +214,15 @@ def _remedy(error: OSError) -> str:
 
 def _require_outputs(arguments: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written before anything is computed for them."""
-    for name in ("png", "html", "trace", "out", "export"):
+    for name in ("png", "html", "trace", "out", "export", "timeline"):
         path: Path | None = getattr(arguments, name, None)
         if path is None:
             continue
         if name == "png" or (name == "out" and arguments.command == "plot"):
             require_picture(path)
-        if name == "out" and arguments.command in _TABLES:
+        # The training curves of `schedules` are a table, its order of passes is text.
+        is_curve = arguments.command == "schedules" and arguments.train
+        if name == "out" and (arguments.command in _TABLES or is_curve):
             from perfmodel.ingest.tables import require_table_file
 
             require_table_file(path)
@@ -217,6 +237,11 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
         # Devices and pipes are written to as they are. Missing folders are made.
         if path.exists() and not (path.is_file() or path.is_dir()):
             continue
+        endings = _ENDINGS.get((arguments.command, name), ("",))
+        if not path.name.endswith(endings):
+            raise PerfModelError(
+                f"{path}: the name of this file must end in {' or '.join(endings)}; give another --{name}"
+            )
         nearest = next(parent for parent in path.absolute().parents if parent.exists())
         if not nearest.is_dir():
             raise PerfModelError(f"{path}: {nearest} is a file; give another --{name}")

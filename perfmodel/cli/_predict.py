@@ -1,6 +1,7 @@
 """`perfmodel predict` and `perfmodel timeline`: a layout's figures, its devices' timeline."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.cli._flags import (
     add_job,
     add_layout,
+    job_flags,
     layout_of,
     problem_of,
     search_command,
@@ -242,11 +244,22 @@ def _predict_open(arguments: argparse.Namespace) -> int:
                 f"predict: {flag} needs one layout with every setting stated; leave out --open or {flag}"
             )
     run = predict_run(described(arguments), arguments.calibration)
-    emit(arguments, run.to_dict(), lambda: _show_open(run))
+    emit(arguments, run.to_dict(), lambda: _show_open(run, _likeliest_command(arguments, run)))
     return 0
 
 
-def _show_open(run: "RunPrediction") -> None:
+def _likeliest_command(arguments: argparse.Namespace, run: "RunPrediction") -> str:
+    """The command that predicts the likeliest combination of the open settings."""
+    case = run.case
+    flags = job_flags(arguments)
+    if "framework" not in arguments.given:
+        flags += ["--framework", case.framework.label]
+    flags += ["--global-batch", str(case.job.global_batch)]
+    layout = case.framework.notation(case.layout, case.model)
+    return f"perfmodel predict {shlex.join([*flags, '--layout', layout])}"
+
+
+def _show_open(run: "RunPrediction", next_command: str) -> None:
     """Print step time and memory of the mixture, and the settings with the largest effect."""
     console = new_console()
     case = run.case
@@ -274,6 +287,7 @@ def _show_open(run: "RunPrediction") -> None:
                 rows,
             )
         )
+    say_verbatim(f"next: {next_command}")
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -339,7 +353,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
         say(f"{step_words(result)}, bubble {result.bubble_fraction:.1%}")
         written(files)
         if arguments.out:
-            say_verbatim(f"next: open {arguments.out} at https://ui.perfetto.dev")
+            say_verbatim(f"next: open {shlex.quote(str(arguments.out))} at https://ui.perfetto.dev")
 
     emit(arguments, result.to_dict() | {"written": files}, show)
     return 0

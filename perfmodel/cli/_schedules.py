@@ -1,6 +1,7 @@
 """`perfmodel schedules`: compares, draws, optimises and trains with pipeline schedules."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,11 @@ from perfmodel.cli._flags import (
     add_json,
     add_seq_len,
     layout_of,
+    predict_command,
     problem_on,
 )
 from perfmodel.cli._show import reporting, written
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say_verbatim, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.spec.sample_units import sample_unit
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfmodel.cli._equal_stages import ScheduleWithFacts
+    from perfmodel.prediction import Prediction
     from perfmodel.schedule import PassTimes
 
 _SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")
@@ -212,6 +215,8 @@ def show(report: dict[str, Any]) -> None:
     for line in (*report.get("skipped", ()), *report.get("notes", ())):
         console.print(line)
     written(report["written"])
+    if report.get("next"):
+        say_verbatim(f"next: {report['next']}")
 
 
 def _cell(name: str, value: Any, in_seconds: bool) -> str:
@@ -255,6 +260,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
             ),
         ],
         "written": written,
+        "next": "add --model, --cluster, --layout and --global-batch to compare the schedules of your own step",
     }
 
 
@@ -351,7 +357,17 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         "skipped": skipped,
         "notes": _notes([row["schedule"] for row in rows], "half the micro_batch in --layout"),
         "written": [],
+        "next": _best_again(arguments, [c.prediction for c in compared if c.prediction]),
     }
+
+
+def _best_again(arguments: argparse.Namespace, predictions: "Sequence[Prediction]") -> str:
+    """The command that predicts the fastest schedule that fits, or else the fastest of all; empty
+    if none can run."""
+    if not predictions:
+        return ""
+    best = min(predictions, key=lambda prediction: (not prediction.fits, prediction.step_time_s))
+    return predict_command(arguments, best)
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -382,7 +398,11 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for s in (best, *known_schedules)
     ]
-    return {"rows": rows, "written": [str(arguments.out)]}
+    return {
+        "rows": rows,
+        "written": [str(arguments.out)],
+        "next": f"add {shlex.quote(f'schedule=file:{arguments.out}')} to the --layout of predict or timeline",
+    }
 
 
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":

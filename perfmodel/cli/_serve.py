@@ -1,13 +1,14 @@
 """`perfmodel serve`: predicts a model server, or a sweep of layouts and batches."""
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli._files import add_job_file, require
+from perfmodel.cli._files import add_job_file, flags_of, require
 from perfmodel.cli._flags import add_calibration, add_json, sequence_length
 from perfmodel.cli._show import emit
-from perfmodel.display import new_console, table
+from perfmodel.display import new_console, say_verbatim, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.spec.framework_facts import HostCosts
@@ -153,7 +154,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             raise PerfModelError(
                 "serve: --sweep needs --devices N, or --layout to try only the batches of one layout"
             )
-        layouts = [arguments.layout] if arguments.layout else None
+        # A number of devices on the command line asks for all layouts, not for the job file's.
+        asks_for_all = "devices" in arguments.given and "layout" not in arguments.given
+        layouts = None if asks_for_all or not arguments.layout else [arguments.layout]
         swept = serving.serve_sweep(
             arguments.model,
             arguments.cluster,
@@ -161,7 +164,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             layouts=layouts,
             **settings,
         )
-        emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
+        best = {"layout": swept.best.layout.label, "batch": swept.best.requests.batch}
+        command = _command(arguments, {"devices": None} | best)
+        emit(arguments, swept.to_dict(), lambda: _show_sweep(swept, command))
         return 0
 
     # A job file's devices are not a mistake for a single server, which takes those of its layout.
@@ -174,8 +179,43 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     commands = serving.engine_commands(start.serving, arguments.checkpoint or "MODEL")
     report = start.serving.to_dict() | {"chosen": list(start.chosen), "engines": commands}
-    emit(arguments, report, lambda: _show(start.serving, start.chosen, commands))
+    others = {"layout": None, "batch": None, "devices": start.serving.devices}
+    command = f"{_command(arguments, others)} --sweep"
+    emit(arguments, report, lambda: _show(start.serving, start.chosen, commands, command))
     return 0
+
+
+_FLAGS: Final = (
+    "model",
+    "cluster",
+    "layout",
+    "devices",
+    "prompt_tokens",
+    "output_tokens",
+    "batch",
+    "batching",
+    "dtype",
+    "weight_dtype",
+    "kv_dtype",
+    "ttft_limit",
+    "tpot_limit",
+    "step_overhead",
+    "checkpoint",
+    "calibration",
+)
+"""Flags that pass a server to another command."""
+
+
+def _command(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> str:
+    """The command line of this server with some flags changed; None leaves a flag out."""
+    words = [] if arguments.job_file is None else [str(arguments.job_file)]
+    for change in arguments.job_changes:
+        words += ["--set", change]
+    stated = {name: getattr(arguments, name) for name in _FLAGS if name in arguments.given}
+    for name, value in (stated | dict(changes)).items():
+        if value is not None:
+            words += [flags_of([name]), str(value)]
+    return f"perfmodel serve {shlex.join(words)}"
 
 
 def _time(text: str) -> float:
@@ -185,7 +225,9 @@ def _time(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
+def _show(
+    server: "Serving", chosen: Sequence[str], commands: Mapping[str, str], next_command: str
+) -> None:
     """Print the server, the settings chosen for it, and the commands that start it."""
     from perfmodel.serving import folded
 
@@ -248,9 +290,10 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
     for engine, command in commands.items():
         console.print(f"{engine}{replicas if engine == 'tensorrt-llm' else ''}:")
         console.print(f"  {folded(command)}", soft_wrap=True, markup=False)
+    say_verbatim(f"next: {next_command}")
 
 
-def _show_sweep(swept: "ServingSweep") -> None:
+def _show_sweep(swept: "ServingSweep", next_command: str) -> None:
     """Print the servers that no other beats in both throughput per user and per device."""
     from perfmodel.planning.layouts import layout_last
 
@@ -282,3 +325,4 @@ def _show_sweep(swept: "ServingSweep") -> None:
         f"{len(swept.servings):,} combinations of layout and batch fit and meet the limits; "
         f"{number_of(len(swept.rejected), 'layout')} cannot serve the model"
     )
+    say_verbatim(f"next: {next_command}")

@@ -7,6 +7,7 @@ from perfmodel.serving._request import (
     Requests,
     ServingKeywords,
     ServingOptions,
+    server_layout,
     serving_options,
 )
 from perfmodel.serving._server import PARTS, Cost, ServingMemory

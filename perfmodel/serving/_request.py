@@ -13,8 +13,9 @@ from perfmodel import catalog
 from perfmodel.catalog import checked_fields
 from perfmodel.catalog.job_files import JobFile
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster, Framework, Model
+from perfmodel.spec import Cluster, Framework, Layout, Model
 from perfmodel.spec.framework_facts import HostCosts
+from perfmodel.spec.notation import written_values
 from perfmodel.units import DTYPE_BYTES, require_whole
 
 Batching = Literal["continuous", "static"]
@@ -30,6 +31,8 @@ WEIGHT_BYTES: Final = {
 """Bytes of a weight: 4-bit floats share a scale of 8 bits among 16 (NVFP4), 4-bit integers one of
 16 bits among 128 (AWQ, arXiv 2306.00978)."""
 CACHE_DTYPES: Final = ("fp32", "bf16", "fp16", "fp8", "int8")
+SERVER_LAYOUT: Final = ("tp", "pp", "dp", "ep", "etp", "order", "partition")
+"""Fields of a layout that a server can have."""
 PAGE_TOKENS: Final = 16
 """Tokens of a block of the paged cache; a sequence occupies whole blocks (vLLM, arXiv 2309.06180,
 section 4.1; `block_size`)."""
@@ -116,6 +119,17 @@ def serving_options(file: JobFile) -> dict[str, Any]:
         PerfModelError: an unknown word, or a value that it cannot have; names the file.
     """
     return checked_fields(ServingOptions, file.serving, f"{file.place} [serving]", SERVING_KEYS)
+
+
+def server_layout(layout: str) -> tuple[str, tuple[str, ...]]:
+    """The part of a training layout that a server can have, and the names of the other fields.
+
+    Raises:
+        LayoutError, UnknownNameError: as `Layout.stated`.
+    """
+    stated = Layout.stated(layout)
+    server = {name: value for name, value in stated.items() if name in SERVER_LAYOUT}
+    return written_values(server), tuple(name for name in stated if name not in SERVER_LAYOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +228,7 @@ def serving_problem(
         stated = file_options | stated
         model_or_name = file.problem_fields.get("model", "")
         cluster = cluster or file.problem_fields.get("cluster")
-        layout = file.layout
+        layout = server_layout(file.layout)[0] if file.layout else ""
     if cluster is None:
         raise PerfModelError(NEEDED)
     options = ServingOptions(**stated)

@@ -11,6 +11,7 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import Site
 from perfmodel.prediction.sites import SitePrior
 from perfmodel.serving._request import (
+    SERVER_LAYOUT,
     Requests,
     ServingKeywords,
     ServingOptions,
@@ -176,9 +177,7 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
             f"{longest:,} positions; shorten them"
         )
     # Fields for training only (ZeRO, recomputation, virtual stages) must have their defaults.
-    used = {
-        name: layout.value(name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")
-    }
+    used = {name: layout.value(name) for name in SERVER_LAYOUT}
     if layout != Layout(**used):
         stated = layout.values()
         training_only = [name for name in stated if stated[name] != Layout(**used).value(name)]

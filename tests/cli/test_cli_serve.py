@@ -37,7 +37,8 @@ def test_text_fits_a_narrow_terminal(
     assert main([*SERVE, "--tpot-limit", "10ms"]) == 0
     assert main([*SERVE, "--sweep", "--devices", "2", "--tpot-limit", "0.02"]) == 0
     text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
+    # A command to copy is never broken.
+    assert max(len(line) for line in text.splitlines() if not line.startswith("next:")) <= 80
     assert "time per output token" in text
     assert "tp=2,pp=1,dp=1" in text
 

@@ -26,12 +26,12 @@ def health_text(health: "RunHealth") -> str:
         *_measured(health),
         *_over_the_run(health),
     ]
-    lines += _causes(health)
-    lines += _other_settings(health)
     if series.warm_up_steps:
         steps = plural("step", series.warm_up_steps)
         longer = f", {duration(series.warm_up_s)} longer than usual" if series.warm_up_s > 0 else ""
         lines.append(f"not counted: {series.warm_up_steps} {steps} of warm-up{longer}")
+    lines += _causes(health)
+    lines += _other_settings(health)
     return "\n".join(lines)
 
 
