@@ -329,7 +329,7 @@ def problem(
 
     Raises:
         UnknownNameError: for names that are not in the catalog, and unknown arguments.
-        PerfModelError: an argument is missing, or is given beside a complete problem.
+        PerfModelError: an argument is missing, or is given in addition to a complete problem.
     """
     stated: dict[str, Any] = {**of_job} | {
         "global_batch": global_batch,

@@ -67,7 +67,7 @@ def is_for_decision(arguments: argparse.Namespace) -> bool:
     """Whether --for-decision is given.
 
     Raises:
-        PerfModelError: flags of a decision beside those of measuring here.
+        PerfModelError: flags of a decision together with those of measuring here.
     """
     # The same command also measures this machine. Each of the two uses refuses the flags of the
     # other.

@@ -1,4 +1,4 @@
-"""Refuses flags that have no effect beside the others, and says which `--set` have none."""
+"""Refuses flags that have no effect with the others, and says which `--set` have none."""
 
 import argparse
 from collections.abc import Callable

@@ -339,7 +339,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
     step_problem = step_problem_of(problem)
 
-    # Chimera's paper has a closed form for its step, which is shown beside the prediction.
+    # Chimera's paper has a closed form for its step, which is shown next to the prediction.
     forms = {}
     for c in compared:
         if c.prediction and c.schedule.partition(":")[0] == "chimera":
@@ -385,7 +385,7 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     best = optimised(times, micro_batches, arguments.optimise)
     write_bytes(arguments.out, schedule_text(best).encode())
 
-    # The order is shown beside schedules that need no search, with the same pass times.
+    # The order is compared with schedules that need no search, with the same pass times.
     known_schedules = [
         get_schedule(name)(len(times.forward_s), micro_batches)
         for name in ("1f1b", "zb-h1", "zb-h2")

@@ -102,7 +102,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.script:
         _require_launch_format(arguments)
 
-    # The search, then the user's own layout beside it.
+    # The search, then the user's own layout to compare it with.
     result = _searched(arguments)
     report = result.to_dict()
     problem = problem_of(arguments, quiet=True)

@@ -196,7 +196,7 @@ def _flaw(variant: str) -> str:
     if variant.endswith("loaded"):
         return "measured on a device that had worked for a while"
     if "beside_" in variant:
-        return "measured beside a collective"
+        return "measured while a collective ran"
     return "measured with cold caches" if variant.endswith("cold") else ""
 
 

@@ -59,7 +59,7 @@ def _check_beside(plan: Plan, backend: str, *, started: bool) -> None:
         )
     if started:
         raise CalibrationError(
-            "[[kernels]] beside: kernels beside collectives are measured on one machine only; "
+            "[[kernels]] beside: kernels that run during collectives are measured on one machine only; "
             "leave it out of a launched run"
         )
     for op, collective in plan.beside_kernels:

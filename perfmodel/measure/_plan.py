@@ -242,7 +242,7 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
     for point in expand(op_grid):
         if "beside" in point and "cache" in point:
             raise CalibrationError(
-                f"{entry}: leave cache out: kernels that are measured beside a collective find their data in the caches"
+                f"{entry}: leave cache out: kernels that are measured during a collective find their data in the caches"
             )
         cache = point.pop("cache", "warm")
         if not isinstance(cache, str) or cache not in CACHES:

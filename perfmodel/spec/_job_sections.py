@@ -57,7 +57,7 @@ what tensor-parallel ranks gather and scatter along the sequence is copied into 
 sequences, or of ranks."""
 RowKernels = Literal["library", "generated", "by_reduction"]
 """How frameworks make kernels that reduce the rows of a tensor, such as a softmax of scores or a
-norm, and fuse what stands beside them. `library`: kernels written by hand, within their limits.
+norm, and fuse the operators next to them. `library`: kernels written by hand, within their limits.
 `generated`: a compiler's, one kernel each for tensors of any type and size; that of scores has
 their scale, mask, softmax and dropout (TorchScript's nvFuser). `by_reduction`: a compiler's that
 ends a kernel at every reduction, so that each reads the tensor again (XLA for GPUs, until it fused
@@ -196,7 +196,7 @@ class NarrowProducts:
     empty: one pass over each operand."""
     fp8_attention: bool = False
     """Fused attention multiplies in 8 bits when products are in 8 or 4 bits (Transformer Engine's
-    `fp8_dpa`; `NVTE_DPA_FP8_RECIPE` sets its recipe beside 4-bit products); otherwise in 16
+    `fp8_dpa`; `NVTE_DPA_FP8_RECIPE` sets its recipe where products are in 4 bits); otherwise in 16
     bits."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation of gated feed-forwards are saved in 8 bits, cast when they are

@@ -51,7 +51,7 @@ MIXERS: Final = {
     "X": "cross-attention to the text",
     "D": "a layer of two streams, text and image (MMDiT)",
     "O": "the last layer of two streams, of which only the image stream continues",
-    "N": "attention beside a feed-forward, on text and image as one stream",
+    "N": "attention and feed-forward in parallel, on text and image as one stream",
 }
 """Kinds of layers by letter of `HybridStack.mixers`."""
 

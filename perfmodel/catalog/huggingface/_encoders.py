@@ -82,7 +82,7 @@ class DebertaV2(Roberta):
         """Parts of the model that are not counted, in a sentence."""
         parts = ["the position scores of disentangled attention are left out"]
         if self.conv_kernel_size:
-            parts.append("the convolution beside the first layer is left out")
+            parts.append("the convolution parallel to the first layer is left out")
         return "; ".join(parts)
 
     def distances(self) -> int:

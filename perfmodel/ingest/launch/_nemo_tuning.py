@@ -71,7 +71,7 @@ def _frozen_base(settings: Mapping[str, Any]) -> Fields:
     return {
         "doubt.trained": (
             f"the training method may be wrong: {next(iter(settings))} belongs to programs that train adapters or prompts "
-            "beside a frozen model, but all weights are predicted to be trained"
+            "of a frozen model, but all weights are predicted to be trained"
         )
     }
 
