@@ -160,7 +160,8 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
         raise TooLargeError(
             f"holds more than {limit / 1e6:.3g} MB, more than a file of this kind may have"
         )
-    return content.decode("utf-8")
+    # Editors of some systems write a mark of the byte order first, which is no part of the text.
+    return content.decode("utf-8-sig")
 
 
 def why_no_file(path: Path) -> str:
@@ -181,7 +182,14 @@ def parse_json(text: str | bytes) -> Any:
     """
     if not text.strip():
         raise json.JSONDecodeError("it is empty", "", 0)
-    return _parsed(json.loads, text)
+    try:
+        return _parsed(json.loads, text)
+    except json.JSONDecodeError as error:
+        if error.doc[error.pos :].startswith(_COMMENTS):
+            raise json.JSONDecodeError(
+                "JSON has no comments; remove them", error.doc, error.pos
+            ) from None
+        raise
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -194,6 +202,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     return _parsed(tomllib.loads, text)
 
 
+_COMMENTS: Final = ("//", "/*", "#")
+"""Beginnings of comments in other notations."""
 _NESTED: Final = (dict, list)
 """Values that hold others."""
 

@@ -102,6 +102,8 @@ def parsed(path: Path, parse: Callable[[str], Any], notation: str) -> Any:
                 f"{path}: is a pointer of Git LFS, not the file itself; run git lfs pull"
             )
         return parse(content)
+    except IsADirectoryError:
+        raise PerfModelError(f"{path}: is a folder; give a {notation} file") from None
     except OSError as error:
         raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
     except TooLargeError as error:

@@ -261,7 +261,7 @@ def test_a_server_is_said_by_a_file_too(capsys, job):
     )
     tokens = ("--prompt-tokens", "8", "--output-tokens", "8")
     _, _, err = run(capsys, "serve", job, *tokens, "--set", "layout.zero=1")
-    assert "leave zero out of" in err
+    assert "serve does not use layout.zero, job.global_batch" in " ".join(err.split())
 
 
 def test_other_commands_take_the_job_where_a_model_or_a_name_stands(capsys, job):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import read_bytes
@@ -11,6 +12,11 @@ from perfmodel.ingest.logs._log import LOG_FORMATS, LoggedStep, TrainingLog
 from perfmodel.ingest.logs._settings import settings_of
 from perfmodel.ingest.logs._stragglers import straggler_clocks, straggler_timers
 from perfmodel.ingest.logs._text import plain_lines, process_of
+
+_FIRST_BYTES: Final = 1000
+_ZERO_SHARE: Final = 0.2
+"""Share of zero bytes at the start of a file from which it is in UTF-16 or no text at all; a broken
+disk leaves a few in a log."""
 
 
 def read_log(path: Path | str) -> TrainingLog:
@@ -24,7 +30,11 @@ def read_log(path: Path | str) -> TrainingLog:
     """
     path = Path(path)
     # Logs mix the output of many processes; a damaged character should not cost the log.
-    return parse_log(read_bytes(path).decode(errors="replace"), str(path))
+    content = read_bytes(path)
+    start = content[:_FIRST_BYTES]
+    if start.count(0) > _ZERO_SHARE * len(start):
+        raise TableError(f"{path}: not a text file in UTF-8; convert it, or give the log itself")
+    return parse_log(content.decode("utf-8-sig", errors="replace"), str(path))
 
 
 def parse_log(text: str, place: str = "log") -> TrainingLog:

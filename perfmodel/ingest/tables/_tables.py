@@ -322,7 +322,9 @@ def _load(path: Path) -> "pd.DataFrame":
         if path.suffix == ".parquet":
             _require_parquet_within(path)
             return pd.read_parquet(path)
-        return read_csv(path)
+        table = read_csv(path)
+        _require_unique_columns(path)
+        return table
     except TableError:
         raise
     except files.TooLargeError as error:
@@ -388,6 +390,19 @@ def _require_whole_rows(path: Path) -> None:
         last = file.read().rpartition(b"\n")[2].decode(errors="replace")
     if 0 < len(next(csv.reader([last]), [])) < columns:
         raise TableError(f"{path}: ends within a row ({last[:40]!r}); is the file complete?")
+
+
+def _require_unique_columns(path: Path) -> None:
+    """Raise `TableError` if a csv file names a column twice: pandas would rename the second one,
+    which then counts for nothing."""
+    if files.is_compressed(path):
+        return
+    with path.open("rb") as file:
+        first_line = file.readline().decode("utf-8-sig", errors="replace")
+    names = [name.strip() for name in next(csv.reader([first_line]), []) if name.strip()]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise TableError(f"{path}: two columns are named {twice[0]!r}; remove or rename one")
 
 
 def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
