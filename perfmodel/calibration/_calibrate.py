@@ -142,7 +142,7 @@ def calibrate_model(
     run: Run = run_apart,
     progress: Progress = lambda state: None,
 ) -> Selection:
-    """Measure the events of a model plan that its layouts' step times depend on, and no more.
+    """Measure only those events of a model plan that the step times of its layouts depend on.
 
     Tables and cards are written to `folder` after every batch, with the choices so far in
     `plan.toml`. A later call continues from the rows there. `perfmodel fit` makes a calibration

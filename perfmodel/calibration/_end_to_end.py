@@ -352,8 +352,8 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     advice = (
         "a fault would be fitted like the cluster's own speed, so look for one with 'perfmodel check'"
         if is_slower
-        else "another batch, model or number of devices than those that ran would be fitted like the cluster's own "
-        "speed, so compare each run's settings with its log ('perfmodel check')"
+        else "a wrong batch, model or number of devices would be fitted as if the cluster were this fast, so compare "
+        "each run's settings with its log ('perfmodel check')"
     )
     return (
         f"your runs are much {'slower' if is_slower else 'faster'} than comparable published ones: "

@@ -47,7 +47,7 @@ def add_command(commands: Any) -> None:
         "--timeline",
         type=Path,
         metavar="FILE",
-        help="trace to write (json or json.gz), for compare",
+        help="also write the timeline as a trace (json or json.gz), which 'perfmodel compare' reads",
     )
     command.add_argument(
         "--kind", default="", help="keep only rows of this kind: compute or collective"

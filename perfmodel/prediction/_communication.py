@@ -48,7 +48,7 @@ _KINDS: dict[Exchange, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class StageEvents:
-    """Events of one kind. A class of the kind holds the events of its stage and segment."""
+    """The events of one kind of pass or transfer, by pipeline stage and segment."""
 
     kind: Kind
     """Kind of pass or transfer that the classes belong to."""

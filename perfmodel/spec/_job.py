@@ -307,7 +307,7 @@ class Job(Implementation):
         if self.global_batch % per_step:
             raise LayoutError(
                 f"global batch {self.global_batch} is not divisible by dp*micro_batch = "
-                f"{layout.dp}*{layout.micro_batch}; the nearest that is: "
+                f"{layout.dp}*{layout.micro_batch}; the nearest multiple is "
                 f"{max(1, round(self.global_batch / per_step)) * per_step}",
                 Reason.BATCH,
             )

@@ -133,7 +133,7 @@ def test_refusals_name_the_value(text, error, message):
 
 def test_batch_that_does_not_divide_names_the_nearest():
     job = Job(global_batch=100, seq_len=8)
-    with pytest.raises(LayoutError, match="nearest that is: 96"):
+    with pytest.raises(LayoutError, match="nearest multiple is 96"):
         job.num_microbatches(Layout(dp=8, micro_batch=2))
     assert job.num_microbatches(Layout(dp=5, micro_batch=4)) == 5
     with pytest.raises(PerfModelError):
