@@ -21,7 +21,7 @@ from perfmodel.catalog.entries import (
     read_toml,
     resolve,
 )
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.files import parse_json
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer, key_fields
 from perfmodel.spec.unet import UNet
@@ -72,6 +72,14 @@ def model(name_or_path: str | Path | Model) -> Model:
     if key(name) not in names and path.is_file():
         raise PerfModelError(
             f"{path}: not a model; give a config.json or a .toml file, or a launch script with --from"
+        )
+    if "/" in name and key(name) not in names:
+        # Names that only look alike are other models: the id's own configuration is the answer.
+        raise UnknownNameError(
+            "model",
+            name,
+            table,
+            "if it is another model, download its config.json and give that file",
         )
     return resolve("model", name, names, table)()
 

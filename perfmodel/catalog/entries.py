@@ -5,6 +5,8 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -128,19 +130,36 @@ def checked(kind: type[T], data: Mapping[str, Any], place: str) -> T:
     sectioned = issubclass(kind, Sectioned)
     tables = nested(kind, data) if sectioned else data
     problems = (
-        [f"{key}: unknown key" for key in data if key not in key_fields(kind)] if sectioned else []
+        [f"{key}: {_unknown(kind, key)}" for key in data if key not in key_fields(kind)]
+        if sectioned
+        else []
     )
     try:
         # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
         record = _adapter(kind).validate_json(json.dumps(tables, default=str), strict=True)
     except ValidationError as error:
-        stated = [
-            f"{_location(kind, e['loc'])}: {_reason(e['type'], e['msg'])}" for e in error.errors()
-        ]
+        stated = []
+        for e in error.errors():
+            reason = _reason(e["type"], e["msg"])
+            if reason == _UNKNOWN and len(e["loc"]) == 1:
+                reason = _unknown(kind, str(e["loc"][0]))
+            stated.append(f"{_location(kind, e['loc'])}: {reason}")
         raise PerfModelError(f"{place}: {'; '.join([*stated, *problems])}") from None
     if problems:
         raise PerfModelError(f"{place}: {'; '.join(problems)}")
     return record
+
+
+def _unknown(kind: type, key: str) -> str:
+    """The reason why a key is refused, with the keys that it may stand for."""
+    if not is_dataclass(kind):
+        return _UNKNOWN
+    names = sorted(key_fields(kind))
+    close = get_close_matches(key, names, n=1, cutoff=0.7)
+    if close:
+        return f"{_UNKNOWN} (did you mean {close[0]!r}?)"
+    # Records of models have a hundred keys, which nobody reads in an error.
+    return f"{_UNKNOWN} (known: {', '.join(names)})" if len(names) <= _MOST_KEYS else _UNKNOWN
 
 
 def _location(kind: type, location: tuple[str | int, ...]) -> str:
@@ -179,10 +198,12 @@ def checked_fields(
     return values
 
 
+_UNKNOWN: Final = "unknown key"
+_MOST_KEYS: Final = 24
 _REASONS: Final = {
     "missing": "missing",
-    "unexpected_keyword_argument": "unknown key",
-    "extra_forbidden": "unknown key",
+    "unexpected_keyword_argument": _UNKNOWN,
+    "extra_forbidden": _UNKNOWN,
     "bool_type": "must be true or false",
     "int_type": "must be a whole number",
     "float_type": "must be a number",

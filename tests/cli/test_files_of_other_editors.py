@@ -98,3 +98,25 @@ def test_a_comment_in_json_is_named(
     )
     assert printed.status == 2
     assert "JSON has no comments; remove them" in " ".join(printed.err.split())
+
+
+def test_an_unknown_key_of_a_cluster_names_what_may_be_meant(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, meant in (
+        ("max_device", "did you mean 'max_devices'?"),
+        ("nodes", "known: "),
+    ):
+        (folder / "cluster.toml").write_text(f'device = "l40s"\n{key} = 4\n')
+        printed = run(capsys, *READERS["cluster.toml"])
+        assert printed.status == 2
+        assert meant in " ".join(printed.err.split())
+
+
+def test_an_unknown_id_of_a_hub_asks_for_its_configuration(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*CLUSTER, "--global-batch", "8", "--layout", "tp=1")
+    printed = run(capsys, "predict", "--model", "some-lab/our-model-7b", *words)
+    assert printed.status == 2
+    assert "download its config.json and give that file" in " ".join(printed.err.split())
