@@ -1,6 +1,7 @@
 """What a row of published runs says is what is predicted; what it leaves open is named."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,6 +13,7 @@ from published_rows import KORTHIKANTI_22B
 from perfmodel import catalog
 from perfmodel.catalog import cluster_for
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import Transformer
 from perfmodel.validation import read_case, read_runs, validate_cases
 from perfmodel.validation.rows import open_shapes, read_rows, rows_of, with_heads
 from perfmodel.workload import parameter_count
@@ -462,6 +464,41 @@ def test_the_network_of_a_row(cells, gbit, latency_us):
     level = read_case(ROW | cells).cluster.levels[-1]
     assert level.bandwidth_bytes_per_s == pytest.approx(gbit * 1e9 / 8)
     assert level.latency_s == pytest.approx(latency_us * 1e-6)
+
+
+SIZED_MODELS = [
+    model
+    for model in catalog.every_model()
+    if isinstance(model, Transformer)
+    and not model.hybrid.mixers
+    # Rows of the plain families have the experts that their columns tell, which say nothing of
+    # shared ones or of layers without.
+    and (model.experts is None or not model.name.startswith(("gpt-", "llama-")))
+    and model.inputs.patches is None
+]
+
+
+@pytest.mark.parametrize("model", SIZED_MODELS, ids=lambda model: model.name)
+def test_a_family_of_the_catalog_in_other_sizes_is_like_its_models(model: Transformer) -> None:
+    """A model that nobody here has seen, of a family of the catalog, has the parameters that the
+    table states."""
+    other = replace(model, vocab=model.vocab + 1024, name="m")
+    sizes = {
+        name: getattr(other, name)
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "head_dim", "vocab")
+    }
+    if model.experts:
+        sizes["ffn_hidden"] = model.experts.ffn_hidden
+        sizes |= {"n_experts": model.experts.count, "top_k": model.experts.topk}
+    billions = parameter_count(other) / 1e9
+    row = ROW | {"family": model.name.split("-")[0], "params_b": billions, "ep": 1} | sizes
+    read = read_case(row | {"tp": 1, "dp": 8, "seq_len": 512}).model
+    assert parameter_count(read) == pytest.approx(parameter_count(other), rel=0.02)
+
+
+def test_a_family_that_no_model_of_the_catalog_has_is_refused() -> None:
+    with pytest.raises(PerfModelError, match="family soup without a catalog entry"):
+        read_case(ROW | {"family": "soup"})
 
 
 def test_what_cannot_be_laid_out_keeps_its_head_and_loses_its_figures(tmp_path):

@@ -1,8 +1,8 @@
 """The model of a row of published runs: from its columns, completed by its name."""
 
+import math
 import re
 from dataclasses import dataclass, replace
-from math import lcm
 from typing import Any, Final
 
 from perfmodel import catalog
@@ -115,11 +115,17 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
         has_further_sizes = base.experts is not None or base.latent_attention is not None
         if has_further_sizes or family not in _FAMILY or not stated:
             return _reshaped(base, row)
-    if family not in _FAMILY:
-        raise Unusable(f"family {text(row, 'family')} without a catalog entry")
     if not stated:
         raise Unusable("model shape is not stated and the name is not in the catalog")
-    return _built(row, family, framework)
+    if family in _FAMILY:
+        return _built(row, family, framework)
+
+    # Layers that publications call by what they do, else those of the family's nearest model.
+    if family in _PLAIN_STACKS:
+        built = _built(row, _PLAIN_STACKS[family], framework)
+    else:
+        built = _like_relative(_OTHER_WORDS.get(family, family), row)
+    return replace(built, assumed=("architecture", *built.assumed))
 
 
 _SMALL_MODEL_B: Final = 5.0
@@ -133,8 +139,20 @@ _WIDTHS_PER_LAYER_OF_SMALL: Final = ((43, 0.25), (64, 0.5), (128, 0.25))
 _SHAPE_CELLS: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden")
 _SIZE: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", re.IGNORECASE)
 _BILLIONS: Final = {"m": 1e-3, "b": 1.0, "t": 1e3}
-_PLAIN_STACKS: Final = {"dense": "llama", "decoder": "llama", "transformer": "gpt"}
+_PLAIN_STACKS: Final = {
+    "dense": "llama",
+    "decoder": "llama",
+    "transformer": "gpt",
+    "encoder": "bert",
+}
 """Families whose layers are like those of another, by their names in tables."""
+_OTHER_WORDS: Final = {
+    "encoder-decoder": "t5",
+    "seq2seq": "t5",
+    "vision": "vit",
+    "cohere": "command",
+}
+"""Families whose models have another word in their names."""
 
 
 def _stated_billions(row: Row) -> float | None:
@@ -165,7 +183,7 @@ def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
     widths = _WIDTHS_PER_LAYER_OF_SMALL if billions < _SMALL_MODEL_B else _WIDTHS_PER_LAYER
     for width_per_layer, probability in widths:
         # A layer has 12 h^2 parameters (`_layers`), and a stack of h / w of them 12 h^3 / w.
-        multiple = lcm(128, count(row, "tp", 1))
+        multiple = math.lcm(128, count(row, "tp", 1))
         exact_hidden = (billions * 1e9 * width_per_layer / 12) ** (1 / 3)
         hidden = max(1, round(exact_hidden / multiple)) * multiple
 
@@ -246,6 +264,51 @@ def _same_shape(model: Model, row: Row) -> bool:
     return all(size is None or size in model_sizes[name] for name, size in stated.items())
 
 
+def _like_relative(family: str, row: Row) -> RowModel:
+    """A model of the catalog whose name begins with the family, in the row's sizes.
+
+    Of several the one that has the parameters that the row states in its sizes, or, where it states
+    none, whose hidden size is nearest; with experts only if the row states their number.
+
+    Raises:
+        Unusable: no model of the family can have the row's sizes.
+    """
+    has_experts = (number(row, "n_experts") or 1) > 1
+    params_b = number(row, "params_b")
+    hidden = count(row, "hidden")
+    nearest: tuple[float, RowModel] | None = None
+    for base in catalog.every_model():
+        if not isinstance(base, Transformer) or (base.experts is not None) != has_experts:
+            continue
+        if not any(_is_of_family(name, family) for name in (base.name, *base.aliases)):
+            continue
+        try:
+            reshaped = _reshaped(base, row)
+        except PerfModelError:
+            continue  # such as a pattern of layers for a number that it cannot fill
+        if params_b is None:
+            distance = abs(math.log(hidden / base.hidden))
+        else:
+            distance = abs(math.log(params_b * 1e9 / parameter_count(reshaped.model)))
+        if nearest is None or distance < nearest[0]:
+            nearest = distance, reshaped
+    if nearest is None:
+        raise Unusable(f"family {text(row, 'family')} without a catalog entry")
+    return nearest[1]
+
+
+def _is_of_family(name: str, family: str) -> bool:
+    """Whether a model's name is the family's, with or without hyphens, before a version or size:
+    `gpt-j-6b` is of `gptj`, and `vit-b-16` of `vit`, but `bart-base` not of `ba`."""
+    rest = name.lower().replace("-", " ")
+    for letter in family.replace("-", ""):
+        rest = rest.removeprefix(" ")
+        if not rest.startswith(letter):
+            return False
+        rest = rest.removeprefix(letter)
+    return not rest[:1].isalpha()
+
+
 def _reshaped(base: Transformer, row: Row) -> RowModel:
     """A catalog's model with the sizes that the row states."""
     sizes = {name: count(row, name) for name in _SIZES if number(row, name) is not None}
@@ -256,6 +319,9 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
         sizes["head_dim"] = max(1, hidden // heads)
     if base.kv_heads == base.heads:
         sizes.setdefault("kv_heads", heads)
+    # Both stacks of an encoder and decoder are mostly as deep as each other.
+    if base.decoder_layers == base.layers:
+        sizes["decoder_layers"] = sizes.get("layers", base.layers)
     ffn = count(row, "ffn_hidden", base.ffn_hidden)
 
     # Without experts only the feed-forward size is left to change.
