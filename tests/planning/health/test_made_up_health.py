@@ -140,6 +140,7 @@ def test_guesses_are_numbered_with_what_would_decide() -> None:
         "a remark",
     ]
     assert unhealthy[9:] == [
+        WARM_UP,
         "",
         "likeliest causes, and the seconds per step that each would explain",
         "1. network below its rate: 900 ms (probability 62%)",
@@ -151,7 +152,6 @@ def test_guesses_are_numbered_with_what_would_decide() -> None:
         "the log cannot decide",
         "",
         "next, to distinguish them: run nccl-tests",
-        WARM_UP,
     ]
 
 
@@ -168,7 +168,7 @@ def test_a_likely_fault_of_a_usual_run_is_in_doubt() -> None:
     assert "next: run nccl-tests" in doubtful
     # Where no cause is likelier than not, there may be none.
     unsure = report(causes=(SLOW_HOST,), no_fault_probability=0.5)
-    assert unsure[8] == (
+    assert unsure[9] == (
         "there may be no fault. If there is one, the likeliest causes, and the seconds per step "
         "that each would explain"
     )
@@ -184,11 +184,10 @@ def test_what_a_log_shows_needs_no_measurement() -> None:
         "   remedy: check the adapters",
     ]
     beside_a_guess = report(causes=(CHECKPOINTS, SLOW_HOST), no_fault_probability=0.2)
-    assert beside_a_guess[14:] == [
+    assert beside_a_guess[15:] == [
         "probability that there is no fault and the site is just slower than most: 20%",
         "",
         "next, to distinguish them: run nccl-tests",
-        WARM_UP,
     ]
     certain = report(causes=(CHECKPOINTS,), fault=CHECKPOINTS, healthy=False)
     assert certain[0] == (
