@@ -98,11 +98,11 @@ def read_data(path: Path) -> bytes:
     limit = data_limit_bytes()
     with path.open("rb") as file:
         first = file.read(_MAGIC_BYTES)
-        for magic, opener in _COMPRESSIONS:
-            if first.startswith(magic):
-                with opener(path) as expanded:
-                    return _read_within(expanded, limit)
-        return first + _read_within(file, limit - len(first))
+        opener = next((opener for magic, opener in _COMPRESSIONS if first.startswith(magic)), None)
+        if opener is None:
+            return first + _read_within(file, limit - len(first))
+    with opener(path) as expanded:
+        return _read_within(expanded, limit)
 
 
 def is_compressed(path: Path) -> bool:

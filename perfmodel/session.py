@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
@@ -273,24 +273,42 @@ def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:
     Other processes may read, write and drop files meanwhile: a file goes as a whole, whoever holds
     it open keeps it, and one that is already gone or cannot be deleted is passed over.
     """
-    files: list[tuple[float, int, str]] = []
+    files = sorted(_files_in(folder), key=lambda file: (file.used_s, file.bytes, file.path))
+    excess_bytes = sum(file.bytes for file in files) - limit_bytes
+    for file in files:
+        if excess_bytes <= 0:
+            return
+        with suppress(OSError):
+            os.unlink(file.path)
+            excess_bytes -= file.bytes
+
+
+class _StoredFile(NamedTuple):
+    """A file of a cache folder."""
+
+    path: str
+    used_s: float
+    """Time of its last use."""
+    bytes: int
+
+
+def _files_in(folder: Path) -> list[_StoredFile]:
+    """The files of a folder that can be read; none if the folder cannot."""
+    files: list[_StoredFile] = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    # File systems mounted with noatime do not move the time of
-                    # access, hence `mark_used` and the later of both.
-                    files.append(
-                        (max(status.st_mtime, status.st_atime), status.st_size, entry.path)
-                    )
-    excess = sum(size for _, size, _ in files) - limit_bytes
-    for _, size, path in sorted(files):
-        if excess <= 0:
-            return
-        with suppress(OSError):
-            os.unlink(path)
-            excess -= size
+                files += _stored(entry)
+    return files
+
+
+def _stored(entry: os.DirEntry[str]) -> Iterator[_StoredFile]:
+    """The entry of a folder, if it is a file."""
+    if entry.is_file(follow_symlinks=False):
+        status = entry.stat(follow_symlinks=False)
+        # File systems mounted with noatime do not move the time of access, hence `mark_used` and
+        # the later of both.
+        yield _StoredFile(entry.path, max(status.st_mtime, status.st_atime), status.st_size)
 
 
 def mark_used(path: Path) -> None:

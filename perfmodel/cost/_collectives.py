@@ -3,6 +3,7 @@ their libraries' authors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -211,28 +212,26 @@ def _published_s(
     in_node = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):
         same_exchange = np.array([candidate == exchange for candidate in exchanges])
-        for rates in exchange_library(exchange.dispatcher).rate:
-            for level, link in enumerate(fabric.levels):
-                if link.link != rates.link:
-                    continue
+        rates_and_levels = product(
+            exchange_library(exchange.dispatcher).rate, enumerate(fabric.levels)
+        )
+        for rates, (level, link) in rates_and_levels:
+            if link.link != rates.link:
+                continue
 
-                # Rates that state ranks per node hold between nodes: their parties are nodes, and
-                # concurrent groups share the adapters. For other rates, the parties are ranks.
-                if rates.ranks_per_node:
-                    same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
-                    matching = (
-                        same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node
-                    )
-                    parties = groups.ranks[matching] / rates.ranks_per_node
-                    sharing = groups.concurrent[matching]
-                else:
-                    matching = same_exchange & in_node & (level == 0)
-                    parties = groups.ranks[matching]
-                    sharing = 1.0
-                share = share_of_link(rates, exchange.way, parties)
-                time_s[matching] = (
-                    groups.buffer_bytes[matching] * sharing / (share * link.bandwidth)
-                )
+            # Rates that state ranks per node hold between nodes: their parties are nodes, and
+            # concurrent groups share the adapters. For other rates, the parties are ranks.
+            if rates.ranks_per_node:
+                same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
+                matching = same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node
+                parties = groups.ranks[matching] / rates.ranks_per_node
+                sharing = groups.concurrent[matching]
+            else:
+                matching = same_exchange & in_node & (level == 0)
+                parties = groups.ranks[matching]
+                sharing = 1.0
+            share = share_of_link(rates, exchange.way, parties)
+            time_s[matching] = groups.buffer_bytes[matching] * sharing / (share * link.bandwidth)
     return time_s
 
 

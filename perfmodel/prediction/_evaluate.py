@@ -60,13 +60,12 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     without_flush: list[tuple[_Weighted, np.ndarray]] = []
     with ThreadPoolExecutor(1) as loops:
         for part, batch in batches:
-            durations_s = []
+            timed: list[tuple[_Weighted, np.ndarray]] = []
             for group in groups[part]:
-                for member, seconds in zip(group, _durations_s(problem, group), strict=True):
-                    durations_s.append(seconds.astype(np.float32))
-                    if member.layouts.spec.steps > 1:
-                        without_flush.append((member, seconds))
+                timed += zip(group, _durations_s(problem, group), strict=True)
+            durations_s = [seconds.astype(np.float32) for _, seconds in timed]
             spans.append(loops.submit(makespan_many, batch, durations_s))
+            without_flush += [item for item in timed if item[0].layouts.spec.steps > 1]
         # Results are waited for here: an interrupt while an executor joins its thread would leave
         # that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))

@@ -1,9 +1,10 @@
 """Explains the step time: events on the critical path, all events, and the parts of every pass."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -307,24 +308,34 @@ def _pass_parts_on(
     for times, paired, runs_of_kinds in share.passes:
         exposed = times.exposed_share(paired)
         for kind, classes, _ in runs_of_kinds:
+            classes_here = classes if share.on is None else classes[share.on[classes]]
+            blocks_of_class = {
+                pass_class: list(_blocks(kind, passes.blocks[pass_class], passes.full[pass_class]))
+                for pass_class in classes_here.tolist()
+            }
             # Blocks of one kind of pass are the same in all of its classes, except whether they are
             # recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}
-            runs_here = classes if share.on is None else classes[share.on[classes]]
-            for pass_class in runs_here.tolist():
-                blocks = list(_blocks(kind, passes.blocks[pass_class], passes.full[pass_class]))
-                for block, in_full in set(blocks) - part_of_block.keys():
-                    (runs,) = phase_counts(
-                        kind, layout.recompute, np.ones(1), np.array([float(in_full)])
-                    )
-                    part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
-                # Stragglers and other slowdowns of the class as a whole stretch all of its blocks.
-                pieces = [part_of_block[block] for block in blocks]
-                total_s = sum(piece.time_s for piece in pieces)
-                if total_s > 0:
-                    scale = float(durations_s[pass_class]) / total_s
-                    parts_of_class[pass_class] = tuple(_scaled(piece, scale) for piece in pieces)
+            for block, in_full in set(chain.from_iterable(blocks_of_class.values())):
+                (runs,) = phase_counts(
+                    kind, layout.recompute, np.ones(1), np.array([float(in_full)])
+                )
+                part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
+            for pass_class, blocks in blocks_of_class.items():
+                parts = [part_of_block[block] for block in blocks]
+                parts_of_class |= _stretched(parts, pass_class, float(durations_s[pass_class]))
     return parts_of_class
+
+
+def _stretched(
+    parts: Sequence[PassPart], pass_class: int, duration_s: float
+) -> dict[int, tuple[PassPart, ...]]:
+    """The parts of a class of pass, as long together as the pass; nothing for an empty pass."""
+    # Stragglers and other slowdowns of the class as a whole stretch all of its blocks.
+    total_s = sum(part.time_s for part in parts)
+    if total_s <= 0:
+        return {}
+    return {pass_class: tuple(_scaled(part, duration_s / total_s) for part in parts)}
 
 
 def _part(

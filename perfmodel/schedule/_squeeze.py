@@ -177,6 +177,12 @@ class _SlotsOfPasses(NamedTuple):
     weight_gradient: Slots
 
 
+def _slots_until_room(alive: Int[np.ndarray, " slots"], limit: int) -> int:
+    """Number of slots up to the last one in which `limit` micro-batches are alive."""
+    full = np.flatnonzero(alive >= limit)
+    return int(full[-1]) + 1 if len(full) else 0
+
+
 def _earlier(
     forward: Slots, backward: Slots, limit: int, steady: range, with_weights: bool
 ) -> _SlotsOfPasses:
@@ -212,9 +218,7 @@ def _earlier(
             # A forward that moves holds its micro-batch from there on: not before the device last
             # is full.
             if _ADDS_ALIVE[queue] > 0:
-                full = np.flatnonzero(devices[d].alive[earliest:source] >= limit)
-                if len(full):
-                    earliest += int(full[-1]) + 1
+                earliest += _slots_until_room(devices[d].alive[earliest:source], limit)
             target = devices[d].first_idle(earliest, source)
             devices[d].move(source, target, _ADDS_ALIVE[queue])
         else:

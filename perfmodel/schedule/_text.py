@@ -41,6 +41,14 @@ def read_schedule(path: Path) -> Schedule:
     return parse_schedule(text, str(path))
 
 
+def _slices(fields: list[str]) -> int:
+    """The number of slices that a line states."""
+    (slices,) = map(int, fields)
+    if slices < 1:
+        raise ValueError(f"slices {slices} must be at least 1")
+    return slices
+
+
 def parse_schedule(text: str, name: str = "custom") -> Schedule:
     """The schedule that a text describes; it may still be wrong in ways that `check` finds.
 
@@ -60,9 +68,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
                 by_device = " ".join(fields[1:]).split("|")
                 stage = [list(map(int, chunks.split())) for chunks in by_device]
             elif fields[0] == "slices":
-                (slices,) = map(int, fields[1:])
-                if slices < 1:
-                    raise ValueError(f"slices {slices} must be at least 1")
+                slices = _slices(fields[1:])
             else:
                 orders.append(list(chain.from_iterable(map(_works, fields))))
         except ValueError as error:

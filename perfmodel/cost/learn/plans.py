@@ -1,7 +1,7 @@
 """Plans for answering requests: directly, by a ratio to a measured kind, by a sibling, or from
 related devices."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
@@ -358,27 +358,34 @@ def _known_names(
 def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
     """A plan from the nearest measured kind, times the ratio on the most similar device that has
     both."""
-    stacks, kind = request.stacks, request.kind
     best_cost: tuple[float, tuple] | None = None
     best_terms: tuple[Term, ...] | None = None
-    for base in among:
-        for reference, rows in stacks[base].kinds.items():
-            # A kind with few rows counts as one step further away.
-            distance = kind_distance(kind, reference) + (rows < FEW_ROWS)
-            if distance >= _TOO_UNLIKE:
+    for base, reference, distance in _references(request, among):
+        for donor, stack in enumerate(request.stacks):
+            if request.kind not in stack.kinds or reference not in stack.kinds:
                 continue
-            for donor, stack in enumerate(stacks):
-                if kind not in stack.kinds or reference not in stack.kinds:
-                    continue
-                cost = distance - request.likeness(donor), request.order[base]
-                if best_cost is None or cost < best_cost:
-                    best_cost = cost
-                    best_terms = (
-                        Term(1.0, base, reference, request.figures),
-                        Term(1.0, donor, kind, stack.figures),
-                        Term(-1.0, donor, reference, stack.figures),
-                    )
+            cost = distance - request.likeness(donor), request.order[base]
+            if best_cost is None or cost < best_cost:
+                best_cost = cost
+                best_terms = (
+                    Term(1.0, base, reference, request.figures),
+                    Term(1.0, donor, request.kind, stack.figures),
+                    Term(-1.0, donor, reference, stack.figures),
+                )
     return Plan("ratio", best_terms) if best_terms else None
+
+
+def _references(
+    request: KernelRequest, among: Sequence[int]
+) -> Iterator[tuple[int, KernelKind, float]]:
+    """Stacks with a kind that they measured, near enough to the requested one, and the distance of
+    the two kinds."""
+    for base in among:
+        for reference, rows in request.stacks[base].kinds.items():
+            # A kind with few rows counts as one step further away.
+            distance = kind_distance(request.kind, reference) + (rows < FEW_ROWS)
+            if distance < _TOO_UNLIKE:
+                yield base, reference, distance
 
 
 def _sibling_plan(request: KernelRequest, ratio: Plan) -> Plan | None:

@@ -229,22 +229,29 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
     # A separate session, because no later call can use these times.
     with Session():
         for cluster in machines(requests[0].problem.cluster, float(np.exp(log_factor))):
-            # Regressors are faster on all events of a problem together than list by list.
-            problems: dict[int, StepProblem] = {}
-            ops_of_problem: dict[int, list[Op]] = defaultdict(list)
-            for request in requests:
-                number = id(request.problem)
-                if number not in problems:
-                    problems[number] = _on_cluster(request.problem, cluster)
-                ops_of_problem[number] += request.ops
-            tables = {
-                number: price_table(problems[number], ops) for number, ops in ops_of_problem.items()
-            }
-            for column, request in zip(columns, requests, strict=True):
-                number = id(request.problem)
-                seconds = request.time_s(problems[number], tables[number])
+            times_s = _times_on(cluster, requests)
+            for column, seconds in zip(columns, times_s, strict=True):
                 column.append(np.log(np.maximum(seconds, 1e-300)))
     return [np.stack(column, axis=1) for column in columns]
+
+
+def _times_on(cluster: Cluster, requests: Sequence[PriceRequest]) -> list[Float[np.ndarray, " n"]]:
+    """Seconds of the requests' events at the prices of another cluster."""
+    # Regressors are faster on all events of a problem together than list by list.
+    problems: dict[int, StepProblem] = {}
+    ops_of_problem: dict[int, list[Op]] = defaultdict(list)
+    for request in requests:
+        number = id(request.problem)
+        if number not in problems:
+            problems[number] = _on_cluster(request.problem, cluster)
+        ops_of_problem[number] += request.ops
+    tables = {number: price_table(problems[number], ops) for number, ops in ops_of_problem.items()}
+
+    times_s = []
+    for request in requests:
+        number = id(request.problem)
+        times_s.append(request.time_s(problems[number], tables[number]))
+    return times_s
 
 
 def _lawful(

@@ -192,11 +192,12 @@ class CollectiveWeights:
         by_placement: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
         # Sorted, because the last digits of a mean depend on the order of its terms.
         for key, places in _sorted(self.curves).items():
-            if isinstance(key, FabricKey):
-                for name in names_of_parts(key.device):
-                    curves_at_places = by_placement.setdefault(key._replace(device=name), {})
-                    for place, curve in places.items():
-                        curves_at_places.setdefault(place, []).append(curve)
+            if not isinstance(key, FabricKey):
+                continue
+            for name in names_of_parts(key.device):
+                curves_at_places = by_placement.setdefault(key._replace(device=name), {})
+                for place, curve in places.items():
+                    curves_at_places.setdefault(place, []).append(curve)
         shared: dict[CurveKey, Placements] = {}
         for key, curves_by_place in by_placement.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
