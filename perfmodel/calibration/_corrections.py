@@ -321,30 +321,10 @@ def _contention_loss(
         return
     extra_s = overlapped_s = 0.0
     for device in {call.device for call in sides.calls}:
-        device_calls = [call for call in sides.calls if call.device == device]
-        collectives = [call for call in device_calls if call.kind == ActivityKind.COMMUNICATION]
-        if not collectives:
-            continue
+        for kernel in _overlapped_kernels([call for call in sides.calls if call.device == device]):
+            extra_s += kernel.extra_s
+            overlapped_s += kernel.overlapped_s
 
-        # A kernel counts as overlapped if nine tenths of it run beside a collective. Kernels with
-        # less overlap are ignored.
-        starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
-        alone: dict[tuple, list[float]] = defaultdict(list)
-        overlapped: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
-        for call in device_calls:
-            if call.kind == ActivityKind.COMPUTE:
-                key = (call.name, call.op)
-                overlaps_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s)
-                overlap_s = float(np.clip(overlaps_s, 0, None).sum())
-                if overlap_s == 0:
-                    alone[key].append(call.time_s)
-                elif overlap_s >= 0.9 * (call.end_s - call.start_s):
-                    overlapped[key].append((call.time_s, overlap_s))
-        # Compare each overlapped kernel with the same kernel without overlap.
-        for key in overlapped.keys() & alone.keys():
-            alone_s = float(np.median(alone[key]))
-            extra_s += sum(time_s - alone_s for time_s, _ in overlapped[key])
-            overlapped_s += sum(overlap_s for _, overlap_s in overlapped[key])
     device_steps = sides.steps * profile.devices
     if overlapped_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
         # Seconds lost per second beside a collective, beyond the loss that the model already has.
@@ -355,6 +335,45 @@ def _contention_loss(
             sd=0.05,
             seconds=overlapped_s / device_steps,
             calls=0.0,
+        )
+
+
+class _OverlappedKernel(NamedTuple):
+    """The calls of a kernel beside collectives, compared with its calls without."""
+
+    extra_s: float
+    """Seconds beyond the median of the calls without collectives, summed over the calls."""
+    overlapped_s: float
+    """Seconds beside a collective, summed over the calls."""
+
+
+def _overlapped_kernels(calls: Sequence[Call]) -> Iterator[_OverlappedKernel]:
+    """Kernels of a device that run both beside collectives and without them."""
+    collectives = [call for call in calls if call.kind == ActivityKind.COMMUNICATION]
+    if not collectives:
+        return
+    starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
+
+    # A kernel counts as overlapped if nine tenths of it run beside a collective. Kernels with less
+    # overlap are ignored.
+    alone: dict[tuple, list[float]] = defaultdict(list)
+    overlapped: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
+    for call in calls:
+        if call.kind != ActivityKind.COMPUTE:
+            continue
+        key = (call.name, call.op)
+        overlaps_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s)
+        overlap_s = float(np.clip(overlaps_s, 0, None).sum())
+        if overlap_s == 0:
+            alone[key].append(call.time_s)
+        elif overlap_s >= 0.9 * (call.end_s - call.start_s):
+            overlapped[key].append((call.time_s, overlap_s))
+
+    for key in overlapped.keys() & alone.keys():
+        alone_s = float(np.median(alone[key]))
+        yield _OverlappedKernel(
+            extra_s=sum(time_s - alone_s for time_s, _ in overlapped[key]),
+            overlapped_s=sum(overlap_s for _, overlap_s in overlapped[key]),
         )
 
 

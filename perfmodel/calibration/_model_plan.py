@@ -1,7 +1,7 @@
 """Plans that measure only a model's events, and the cost saved by that (DistSim sections 4, 6)."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,91 +189,106 @@ def model_plan(
 
     # Events of every layout with their share of its critical path.
     shares = [event_shares(step_problem, layout) for layout in parsed]
+
+    # Layouts share most of their events, and each is measured once.
+    measurements = _Measurements(problem.cluster, nodes)
+    additions = [measurements.add(share) for share in shares]
     rule = rule or StoppingRule()
-    return _assemble(
-        step_problem,
-        parsed,
-        shares,
+    plan = _plan(
+        measurements.ops,
+        problem.cluster,
         device or problem.cluster.device.name,
-        nodes,
-        iterations,
         rule,
         collective_rule or rule,
     )
-
-
-def _assemble(
-    step_problem: StepProblem,
-    layouts: Sequence[Layout],
-    shares: Sequence[EventShares],
-    device: str,
-    nodes: int,
-    iterations: int,
-    rule: StoppingRule,
-    collective_rule: StoppingRule,
-) -> ModelPlan:
-    """Collect the distinct measurements of all layouts, and those that each layout adds."""
-    chosen: dict[Op, None] = {}
-    extrapolated: dict[Collective, tuple[Collective, ...]] = {}
-    unmeasured: dict[Op, str] = {}
     costs = []
-    lost_s = 0.0
-    for layout, share in zip(layouts, shares, strict=True):
-        new: dict[Op, None] = {}
-        lost: dict[Op, None] = {}
-        for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
-            # Events that no backend measures stay predicted; their share of the steps is reported.
-            reason = why_not_measured(op, nodes)
-            if reason:
-                if op not in unmeasured:
-                    lost[op] = None
-                unmeasured[op] = reason
-                lost_s += critical_s / share.step_time_s
-                continue
-            ops: tuple[Op, ...] = (op,)
-            if isinstance(op, Collective):
-                measurements = reachable(op, step_problem.cluster, nodes=nodes)
-                ops = measurements.ops
-                if not measurements.exact:
-                    extrapolated[op] = measurements.ops
-            # A measurement that an earlier layout has asked for already costs this one nothing.
-            new |= dict.fromkeys(measured for measured in ops if measured not in chosen)
-        chosen |= new
-        costs.append(
-            _cost(
-                step_problem,
-                layout,
-                share,
-                list(new),
-                list(lost),
-                iterations,
-                rule,
-                collective_rule,
-            )
-        )
-
-    # Sorted by kind, so that programs and groups of ranks are set up once.
-    plan = Plan(
-        device=device,
-        interconnect=interconnect_of(step_problem.cluster),
-        rule=rule,
-        collective_rule=collective_rule,
-        kernels=tuple(sorted((op for op in chosen if not isinstance(op, Collective)), key=_kind)),
-        # One group of ranks after the other: starting one takes longer than a collective.
-        collectives=tuple(sorted((op for op in chosen if isinstance(op, Collective)), key=_kind)),
-        kernel_table="kernels.csv",
-        collective_table="collectives.csv",
-        attempts=3,
-        patience_s=0.0,
-    )
+    for layout, share, added in zip(parsed, shares, additions, strict=True):
+        costs.append(_cost(step_problem, layout, share, added, plan, iterations))
     return ModelPlan(
         step_problem=step_problem,
         iterations=iterations,
         plan=plan,
-        extrapolated=extrapolated,
-        unmeasured=unmeasured,
-        unmeasured_share=lost_s / len(layouts),
+        extrapolated=measurements.extrapolated,
+        unmeasured=measurements.unmeasured,
+        unmeasured_share=measurements.unmeasured_steps / len(parsed),
         layouts=tuple(costs),
+    )
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """Events of a layout that no earlier layout has."""
+
+    measured: Sequence[Op]
+    """Measurements that the layout needs in addition."""
+    unmeasured: Sequence[Op]
+    """Events that cannot be measured."""
+
+
+class _Measurements:
+    """The distinct measurements that the events of layouts need, layout after layout."""
+
+    def __init__(self, cluster: Cluster, nodes: int) -> None:
+        self._cluster, self._nodes = cluster, nodes
+        # Dictionaries of None are sets that keep their order.
+        self.ops: dict[Op, None] = {}
+        self.extrapolated: dict[Collective, tuple[Collective, ...]] = {}
+        self.unmeasured: dict[Op, str] = {}
+        self.unmeasured_steps = 0.0
+        """Step times in events that cannot be measured, each relative to its layout's step."""
+
+    def add(self, share: EventShares) -> _Addition:
+        """Add the events of a layout; returns those that it needs first."""
+        measured: dict[Op, None] = {}
+        unmeasured: dict[Op, None] = {}
+        for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
+            # Events that no backend measures stay predicted; their share of the steps is reported.
+            reason = why_not_measured(op, self._nodes)
+            if reason:
+                if op not in self.unmeasured:
+                    unmeasured[op] = None
+                self.unmeasured[op] = reason
+                self.unmeasured_steps += critical_s / share.step_time_s
+                continue
+
+            # A measurement that an earlier layout has asked for already costs this one nothing.
+            for needed in self._measured_for(op):
+                if needed not in self.ops:
+                    measured[needed] = None
+        self.ops |= measured
+        return _Addition(measured=list(measured), unmeasured=list(unmeasured))
+
+    def _measured_for(self, op: Op) -> Sequence[Op]:
+        """The measurements that an event's time is known from: of itself, where it is in reach."""
+        if not isinstance(op, Collective):
+            return (op,)
+        measurements = reachable(op, self._cluster, nodes=self._nodes)
+        if not measurements.exact:
+            self.extrapolated[op] = measurements.ops
+        return measurements.ops
+
+
+def _plan(
+    ops: Collection[Op],
+    cluster: Cluster,
+    device: str,
+    rule: StoppingRule,
+    collective_rule: StoppingRule,
+) -> Plan:
+    """The plan that measures these kernels and collectives on a cluster's device."""
+    # Sorted by kind, so that programs and groups of ranks are set up once.
+    return Plan(
+        device=device,
+        interconnect=interconnect_of(cluster),
+        rule=rule,
+        collective_rule=collective_rule,
+        kernels=tuple(sorted((op for op in ops if not isinstance(op, Collective)), key=_kind)),
+        # One group of ranks after the other: starting one takes longer than a collective.
+        collectives=tuple(sorted((op for op in ops if isinstance(op, Collective)), key=_kind)),
+        kernel_table="kernels.csv",
+        collective_table="collectives.csv",
+        attempts=3,
+        patience_s=0.0,
     )
 
 
@@ -281,33 +296,32 @@ def _cost(
     step_problem: StepProblem,
     layout: Layout,
     share: EventShares,
-    new: Sequence[Op],
-    lost: Sequence[Op],
+    added: _Addition,
+    plan: Plan,
     iterations: int,
-    rule: StoppingRule,
-    collective_rule: StoppingRule,
 ) -> LayoutCost:
-    """Return the cost of running a layout, and of measuring its new events."""
+    """The cost of running a layout, and of measuring the events that it adds to the plan."""
     least, most, once = 0.0, 0.0, 0.0
     # Running every event once needs those too that cannot be measured; measuring repeats the others
     # by the rule.
-    ops = [*new, *lost]
+    ops = [*added.measured, *added.unmeasured]
     for op, time_s in zip(ops, priced_events(step_problem, ops).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s
-        if op not in lost:
-            # The rule stops a measurement once its mean is known well enough: at least a few
-            # repeats, at most its caps. A collective keeps all its ranks busy meanwhile.
-            rule_of_op = collective_rule if isinstance(op, Collective) else rule
-            effort = measuring_s(rule_of_op, time_s)
-            least += ranks * effort.least
-            most += ranks * effort.most
+        if op in added.unmeasured:
+            continue
+        # The rule stops a measurement once its mean is known well enough: at least a few repeats,
+        # at most its caps. A collective keeps all its ranks busy meanwhile.
+        rule = plan.collective_rule if isinstance(op, Collective) else plan.rule
+        effort = measuring_s(rule, time_s)
+        least += ranks * effort.least
+        most += ranks * effort.most
     return LayoutCost(
         layout=layout,
         step_time_s=share.step_time_s,
         executions=float(share.executions.sum()),
         distinct=len(share.ops),
-        new=len(new),
+        new=len(added.measured),
         run_device_s=layout.devices * share.step_time_s * iterations,
         measure_device_s=(least, most),
         once_device_s=once,

@@ -1,7 +1,7 @@
 """Compares predicted and measured seconds per device and step, by event and family."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -184,15 +184,18 @@ def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
         # Ranks that recorded equally many calls recorded the same ones, in the same order.
         if len(by_device) > 1 and len(counts) == 1 and key[0] != "send_recv":
             for ranks in zip(*by_device.values(), strict=True):
-                least_s = min(call.time_s for call in ranks)
-                for call in ranks:
-                    yield CollectiveCall(call, moving_s=least_s, wait_s=call.time_s - least_s)
+                yield from _split_at(min(call.time_s for call in ranks), ranks)
         else:
             group_calls = list(chain.from_iterable(by_device.values()))
-            least_s = float(np.quantile([call.time_s for call in group_calls], 0.1))
-            for call in group_calls:
-                wait_s = max(call.time_s - least_s, 0.0)
-                yield CollectiveCall(call, moving_s=min(least_s, call.time_s), wait_s=wait_s)
+            times_s = [call.time_s for call in group_calls]
+            yield from _split_at(float(np.quantile(times_s, 0.1)), group_calls)
+
+
+def _split_at(transfer_s: float, calls: Iterable[Call]) -> Iterator[CollectiveCall]:
+    """Calls of a collective that takes `transfer_s`; what a call lasts beyond that is a wait."""
+    for call in calls:
+        wait_s = max(call.time_s - transfer_s, 0.0)
+        yield CollectiveCall(call, moving_s=min(transfer_s, call.time_s), wait_s=wait_s)
 
 
 def issued(problem: StepProblem, layout: Layout) -> float:
@@ -222,14 +225,14 @@ def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
         end_s = calls[0].end_s
         for call in calls[1:]:
             gap_s = call.start_s - end_s
-            if gap_s > 0:
-                # A gap until the launch is the host's; of the rest a short part is the gap
-                # between kernels, and a long one a wait.
-                late_s = 0.0
-                if np.isfinite(call.launched_s):
-                    late_s = min(max(call.launched_s - end_s, 0.0), gap_s)
-                short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
-                idle["host late"] += late_s
-                idle["between kernels" if short else "waits"] += gap_s - late_s
+            launch_s = call.launched_s - end_s
             end_s = max(end_s, call.end_s)
+            if gap_s <= 0:
+                continue
+            # A gap until the launch is the host's; of the rest a short part is the gap between
+            # kernels, and a long one a wait.
+            late_s = min(max(launch_s, 0.0), gap_s) if np.isfinite(launch_s) else 0.0
+            short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
+            idle["host late"] += late_s
+            idle["between kernels" if short else "waits"] += gap_s - late_s
     return {name: value / len(parts) for name, value in idle.items()}

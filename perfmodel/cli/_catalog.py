@@ -1,6 +1,7 @@
 """`perfmodel catalog`: lists all names with their main figures, and all keys."""
 
 import argparse
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import add_json
@@ -98,12 +99,12 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
     if kind in VOCABULARY:
         return [record for record in vocabulary(kind) if word.lower() in record["name"].lower()]
     if kind == "frameworks":
-        records = []
-        for name in catalog.frameworks():
-            for framework in catalog.framework_versions(name):
-                if word.lower() in framework.label:
-                    records.append({"name": framework.name, **_framework(framework)})
-        return records
+        versions = chain.from_iterable(map(catalog.framework_versions, catalog.frameworks()))
+        return [
+            {"name": framework.name, **_framework(framework)}
+            for framework in versions
+            if word.lower() in framework.label
+        ]
 
     # Each kind of entry: how to find one, all names, and the fields to show.
     functions_by_kind = {

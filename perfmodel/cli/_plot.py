@@ -421,15 +421,13 @@ def _scored(
     candidates = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(candidates))
+        memory_bytes = peak_memory(problem, candidates)[0].tolist() if candidates else []
         layouts: list[Layout] = []
         peaks_bytes: list[float] = []
-        if candidates:
-            for layout, peak_bytes in zip(
-                candidates, peak_memory(problem, candidates)[0].tolist(), strict=True
-            ):
-                if peak_bytes <= problem.usable_bytes:
-                    layouts.append(layout)
-                    peaks_bytes.append(peak_bytes)
+        for layout, peak_bytes in zip(candidates, memory_bytes, strict=True):
+            if peak_bytes <= problem.usable_bytes:
+                layouts.append(layout)
+                peaks_bytes.append(peak_bytes)
         if not layouts:
             raise LayoutError(
                 f"no layout of {problem.model.name} fits on {number_of(devices, 'device')}; give more devices"

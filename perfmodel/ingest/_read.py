@@ -222,24 +222,29 @@ def detect_format(path: Path | str) -> str:
     data = read_bytes(path)
     if is_sqlite(data):
         return "nsys"
+    name = None
     if data.lstrip().startswith((b"{", b"[")):
-        top = read_json(path, list_key="traceEvents")
-        if "traceEvents" in top:
-            trace = read_chrome(path)
-            tests = {"perfmodel": is_own, "kineto": is_kineto, "jax-trace": is_jax_trace}
-            for name, test in tests.items():
-                if test(trace):
-                    return name
-        elif "results" in top or "out_of_bounds" in top:
-            return "nccl-tests"
+        name = _json_format(path)
     elif b"# OSU " in data:
-        return "osu"
+        name = "osu"
     elif b"Out of bounds values" in data or b"out-of-place" in data:
-        return "nccl-tests"
-    raise TableError(
-        f"{path}: perfmodel does not recognise the format; give --format (format=), one of "
-        f"{', '.join(FORMATS)}"
-    )
+        name = "nccl-tests"
+    if name is None:
+        raise TableError(
+            f"{path}: perfmodel does not recognise the format; give --format (format=), one of "
+            f"{', '.join(FORMATS)}"
+        )
+    return name
+
+
+def _json_format(path: Path) -> str | None:
+    """The format of a JSON file, by its keys and, for traces, by their events."""
+    top = read_json(path, list_key="traceEvents")
+    if "traceEvents" in top:
+        trace = read_chrome(path)
+        tests = {"perfmodel": is_own, "kineto": is_kineto, "jax-trace": is_jax_trace}
+        return next((name for name, test in tests.items() if test(trace)), None)
+    return "nccl-tests" if "results" in top or "out_of_bounds" in top else None
 
 
 def _opened(

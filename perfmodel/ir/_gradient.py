@@ -13,6 +13,7 @@ from perfmodel.ir._builder import Builder
 from perfmodel.ir._function import Function
 from perfmodel.ir._instruction import Instruction, ProgramError
 from perfmodel.ir._program import GlobalTensor, Program, Role
+from perfmodel.ir.op_definition import GradientRule
 from perfmodel.ir.ops import OPS
 
 
@@ -82,7 +83,17 @@ class _Gradients:
             "constant", name=f"d_{loss}", dtype=loss_type.dtype, value=1.0, device=loss_type.device
         )
 
-    def contribute(self, instruction: Instruction, name: str, gradient: str) -> None:
+    def pull_back(
+        self, instruction: Instruction, rule: GradientRule, needed: Container[str]
+    ) -> None:
+        """Emit the gradients of an instruction's operands from those of its results."""
+        output_gradients = tuple(self.complete(name) for name in instruction.outputs)
+        input_gradients = rule(self._builder, instruction, *output_gradients)
+        for name, gradient in zip(instruction.inputs, input_gradients, strict=True):
+            if gradient is not None and name in needed:
+                self._contribute(instruction, name, gradient)
+
+    def _contribute(self, instruction: Instruction, name: str, gradient: str) -> None:
         """Add an instruction's contribution to the gradient of one of its operands."""
         # Reverse order fixes the order of the sum, and so its rounding.
         sums = self._sums_of_rank if self._differs(instruction, name) else self._sums
@@ -167,11 +178,7 @@ def add_gradients(
             # Gradients inherit the layer of what they differentiate, so that a pipeline puts both
             # on the same stage.
             with builder.tagged(layer=instruction.tag.layer):
-                output_gradients = tuple(gradients.complete(name) for name in instruction.outputs)
-                input_gradients = rule(builder, instruction, *output_gradients)
-                for name, gradient in zip(instruction.inputs, input_gradients, strict=True):
-                    if gradient is not None and name in needed:
-                        gradients.contribute(instruction, name, gradient)
+                gradients.pull_back(instruction, rule, needed)
         for name in wrt:
             gradient = gradients.complete(name)
             if gradient is None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -416,12 +416,13 @@ def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Ite
 def _tidy(plan: Plan, folder: Path) -> None:
     """Remove temporary files of writes that were killed before their rename."""
     # Files are written under a temporary name beside their own (`perfmodel.ingest.tables`).
+    names: list[str] = []
     for table in (
         folder / plan.kernel_table,
         folder / plan.beside_table,
         folder / plan.collective_table,
     ):
-        for name in (table.name, card_path(table).name, f".{table.name}.partial"):
-            for leftover in folder.glob(f".{name}.*.tmp"):
-                with suppress(OSError):
-                    leftover.unlink()
+        names += [table.name, card_path(table).name, f".{table.name}.partial"]
+    for leftover in chain.from_iterable(folder.glob(f".{name}.*.tmp") for name in names):
+        with suppress(OSError):
+            leftover.unlink()

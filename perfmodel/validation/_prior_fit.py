@@ -102,14 +102,13 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
         except PerfModelError:
             # Another kind of table.
             continue
-        for row in rows_of(runs):
-            # Runs that failed do not show how people run.
-            if text(row, "status") in ("", "ok"):
-                observations = list(_observations(row))
-                read[file.name] += bool(observations)
-                seen += observations
-                if number(row, "measured_iter_time_s") is not None:
-                    timed += [row]
+        # Runs that failed do not show how people run.
+        rows = [row for row in rows_of(runs) if text(row, "status") in ("", "ok")]
+        for row in rows:
+            observations = list(_observations(row))
+            read[file.name] += bool(observations)
+            seen += observations
+        timed += [row for row in rows if number(row, "measured_iter_time_s") is not None]
 
     # How often people keep a framework's default is counted as a separate choice.
     counts = count_teams([observation for observation, _ in seen] + list(_observed_defaults(seen)))

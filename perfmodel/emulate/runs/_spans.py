@@ -1,6 +1,6 @@
 """Spans of the script's thread in an iteration: work, waits, and sharing of its core."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -250,41 +250,50 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
         for number in range(max(1, len(ends_s) - steps), len(ends_s)):
             recorded = iteration(rank, number)
             begin_s = float(ends_s[number - 1])
-            for span in recorded.spans:
-                if span.end_s > span.start_s:
-                    activities.append(
-                        Activity(
-                            device,
-                            0,
-                            begin_s + span.start_s,
-                            begin_s + span.end_s,
-                            span.phase,
-                            ActivityKind.COMPUTE,
-                            span.phase,
-                            0,
-                            step=number,
-                        )
-                    )
-            # A collective belongs to the phase in which it was issued.
-            phase_of = {span.issues: span.phase for span in recorded.spans}
-            rows: Any = recorded.calls.itertuples()
-            for place, call in enumerate(rows):
-                stream = lanes.setdefault((call.group, call.lane), 1 + len(lanes))
-                name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"
-                activities.append(
-                    Activity(
-                        device,
-                        stream,
-                        begin_s + call.start_s,
-                        begin_s + max(call.start_s, call.end_s),
-                        name,
-                        ActivityKind.COMMUNICATION,
-                        _phase(call.kind, phase_of.get(place, "forward")),
-                        0,
-                        step=number,
-                    )
-                )
+            activities += _work(recorded, device, begin_s)
+            activities += _collectives(recorded, device, begin_s, lanes)
     return trace_of(activities, "emulation")
+
+
+def _work(recorded: Iteration, device: int, begin_s: float) -> Iterator[Activity]:
+    """The script's work in an iteration that begins at `begin_s`, on stream 0."""
+    for span in recorded.spans:
+        if span.end_s > span.start_s:
+            yield Activity(
+                device,
+                0,
+                begin_s + span.start_s,
+                begin_s + span.end_s,
+                span.phase,
+                ActivityKind.COMPUTE,
+                span.phase,
+                0,
+                step=recorded.number,
+            )
+
+
+def _collectives(
+    recorded: Iteration, device: int, begin_s: float, lanes: dict[tuple[str, str], int]
+) -> Iterator[Activity]:
+    """The collectives of an iteration that begins at `begin_s`; new communicators get the next
+    stream in `lanes`."""
+    # A collective belongs to the phase in which it was issued.
+    phase_of = {span.issues: span.phase for span in recorded.spans}
+    rows: Any = recorded.calls.itertuples()
+    for place, call in enumerate(rows):
+        stream = lanes.setdefault((call.group, call.lane), 1 + len(lanes))
+        name = f"{call.kind} {call.bytes} bytes, {call.ranks} ranks, group {call.group} #{call.sequence}"
+        yield Activity(
+            device,
+            stream,
+            begin_s + call.start_s,
+            begin_s + max(call.start_s, call.end_s),
+            name,
+            ActivityKind.COMMUNICATION,
+            _phase(call.kind, phase_of.get(place, "forward")),
+            0,
+            step=recorded.number,
+        )
 
 
 def _phase(kind: str, phase: str) -> str:

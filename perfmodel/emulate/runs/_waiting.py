@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -104,14 +105,15 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> str:
             calls_of_rank = json.loads(path.read_text())
             waiting[rank] = [_Call(*call) for call in calls_of_rank["waiting"]]
             calls[rank] = {(group, number): kind for group, number, kind in calls_of_rank["calls"]}
-    for rank, outstanding in waiting.items():
-        for call in outstanding:
-            # The other rank may be past this call: a broadcast's source waits for nobody.
-            for other_rank in calls:
-                kind = calls[other_rank].get((call.group, call.number), call.kind)
-                if kind != call.kind:
-                    return (
-                        f"call #{call.number} of group {call.group} is {call.kind} on rank {rank}, "
-                        f"but {kind} on rank {other_rank}"
-                    )
+
+    # Every rank is compared, not only those that wait: another may be past this call, as a
+    # broadcast's source waits for nobody.
+    waiting_calls = [(rank, call) for rank, missing in waiting.items() for call in missing]
+    for (rank, call), other_rank in product(waiting_calls, calls):
+        kind = calls[other_rank].get((call.group, call.number), call.kind)
+        if kind != call.kind:
+            return (
+                f"call #{call.number} of group {call.group} is {call.kind} on rank {rank}, "
+                f"but {kind} on rank {other_rank}"
+            )
     return ""

@@ -164,19 +164,7 @@ class Connection:
         try:
             # Bounded, so that one busy connection does not starve the others.
             while read_bytes < _MOST_AT_ONCE:
-                # Two states: in the middle of a long message, whose rest goes straight to its
-                # place, or between messages.
-                incoming = self._incoming
-                if incoming is not None:
-                    got = self.socket.recv_into(incoming.room())
-                    incoming.arrived += got
-                    if incoming.complete:
-                        self._incoming = None
-                        arrived(self._header)
-                else:
-                    got = self.socket.recv_into(self._box[self._have :])
-                    self._have += got
-                    self._open(place, arrived)
+                got = self._receive_next(place, arrived)
                 if got == 0:
                     return False
                 read_bytes += got
@@ -185,6 +173,25 @@ class Connection:
         except ConnectionError:
             return False
         return True
+
+    def _receive_next(
+        self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]
+    ) -> int:
+        """Read once from the socket; returns the number of bytes."""
+        # Two states: in the middle of a long message, whose rest goes straight to its place, or
+        # between messages.
+        incoming = self._incoming
+        if incoming is None:
+            got = self.socket.recv_into(self._box[self._have :])
+            self._have += got
+            self._open(place, arrived)
+            return got
+        got = self.socket.recv_into(incoming.room())
+        incoming.arrived += got
+        if incoming.complete:
+            self._incoming = None
+            arrived(self._header)
+        return got
 
     def _open(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> None:
         """Take whole messages out of the receive buffer, and the available data of the last one."""

@@ -5,6 +5,7 @@ Changes are found by reading: a file with the changes gives the other layout whe
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -207,13 +208,15 @@ class _Target:
         """Settings with one key changed so that a rule states one more wrong field as wanted."""
         numbers = [value for value in wrong.values() if type(value) is int]
         texts = [value for value in wrong.values() if isinstance(value, str)]
+        values = (*numbers, False, True, *texts, None)
         for rule in self._reading.form.table:
             now = _fields_of(rule, entries)
-            for name in sorted(rule.keys, key=lambda name: name not in entries):
-                for value in (*numbers, False, True, *texts, None):
-                    trial = _with(entries, name, value)
-                    if _brings_closer(_fields_of(rule, trial), now, wrong):
-                        yield trial
+            # Keys that the file has are changed before others are added.
+            names = sorted(rule.keys, key=lambda name: name not in entries)
+            for name, value in product(names, values):
+                trial = _with(entries, name, value)
+                if _brings_closer(_fields_of(rule, trial), now, wrong):
+                    yield trial
 
     def reduced(self, entries: Entries) -> Entries:
         """The settings without changes that are not needed."""

@@ -4,6 +4,7 @@ them."""
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -289,12 +290,14 @@ _QUANTIZED_LINEAR: Final = {
 def _quantized(entries: Entries) -> str:
     """The converter that changed the linear layers of a model's specification; empty if none
     did."""
-    for key, entry in entries.items():
-        if key.startswith("model_spec.model.") and isinstance(entry.value, list):
-            text = str(entry.value)
-            for name, converter in _QUANTIZED_LINEAR.items():
-                if f"'{name}." in text:
-                    return converter
+    lists = [
+        str(entry.value)
+        for key, entry in entries.items()
+        if key.startswith("model_spec.model.") and isinstance(entry.value, list)
+    ]
+    for text, (name, converter) in product(lists, _QUANTIZED_LINEAR.items()):
+        if f"'{name}." in text:
+            return converter
     return ""
 
 

@@ -206,18 +206,24 @@ def _included_files(entries: dict[str, Entry]) -> list[_NamedFile | None]:
     for item in listed.value if isinstance(listed.value, list) else []:
         if item == "_self_":
             files.append(None)
-        elif isinstance(item, str):
-            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package
-            # after the mark.
-            name, _, package = item.partition("@")
-            prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
-            files.append(_NamedFile(f"{name}.yaml", prefix, listed.line))
-        elif isinstance(item, dict):
-            # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
-            for group, name in item.items():
-                if not str(group).startswith("override ") and name is not None:
-                    files.append(_NamedFile(f"{group}/{name}.yaml", f"{group}.", listed.line))
+        else:
+            files += _hydra_files(item, listed.line)
     return files
+
+
+def _hydra_files(item: Any, line: int) -> Iterator[_NamedFile]:
+    """The files that an item of Hydra's list of defaults names."""
+    if isinstance(item, str):
+        # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package
+        # after the mark.
+        name, _, package = item.partition("@")
+        prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
+        yield _NamedFile(f"{name}.yaml", prefix, line)
+    elif isinstance(item, dict):
+        # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
+        for group, name in item.items():
+            if not str(group).startswith("override ") and name is not None:
+                yield _NamedFile(f"{group}/{name}.yaml", f"{group}.", line)
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
@@ -246,13 +252,12 @@ def _merged_tables(root: Any) -> set[int]:
         visited.add(id(node))
         for item in node.value:
             key_node, child = item if isinstance(item, tuple) else (None, item)
-            if key_node is not None and key_node.value == "<<":
-                if isinstance(child.value, list) and child.id == "sequence":
-                    sources = child.value
-                else:
-                    sources = [child]
-                tables.update(map(id, sources))
             waiting.append(child)
+            if key_node is None or key_node.value != "<<":
+                continue
+            # `<<: *table` merges one table, `<<: [*table, *other]` several.
+            is_list = isinstance(child.value, list) and child.id == "sequence"
+            tables.update(map(id, child.value if is_list else [child]))
     return tables
 
 

@@ -131,23 +131,12 @@ def _add(key: str, value: Any, line: int, settings: RecipeSettings) -> None:
         case Choice():
             _add_choice(key, value, line, settings)
         case Unknown() | ScriptObject(is_unknown=True):
-            settings.entries[key] = Entry(f"$({value.text})", line)
-            if key == "data":
-                # Data from elsewhere have a batch size that is not the recipe's.
-                for name in ("global_batch_size", "micro_batch_size", "seq_length"):
-                    settings.entries[f"data.{name}"] = Entry(f"$({value.text})", line)
+            # Data from elsewhere have a batch size that is not the recipe's.
+            data_keys = ("data.global_batch_size", "data.micro_batch_size", "data.seq_length")
+            for name in (key, *data_keys) if key == "data" else (key,):
+                settings.entries[name] = Entry(f"$({value.text})", line)
         case ScriptObject():
-            if key == "trainer.strategy" and class_of(value).startswith("FSDP"):
-                settings.entries["dist.use_torch_fsdp2"] = Entry(True, line)
-            if key == "model":
-                for inner in value.positional:
-                    if isinstance(inner, ScriptObject):
-                        add_attributes(inner, "model.config.", settings)
-            for name, inner in _usual(key, value).items():
-                settings.entries[f"{key}.{name}"] = Entry(inner, line)
-            add_attributes(value, f"{key}.", settings)
-            for part in value.elements:
-                _add_callback(key, part, settings)
+            _add_object(key, value, line, settings)
         case Symbol():
             settings.entries[key] = Entry(value.path, line)
         case list() | tuple():
@@ -161,6 +150,23 @@ def _add(key: str, value: Any, line: int, settings: RecipeSettings) -> None:
             settings.entries[key] = Entry(value, line)
         case _:
             settings.entries[key] = Entry("$(...)", line)
+
+
+def _add_object(key: str, instance: ScriptObject, line: int, settings: RecipeSettings) -> None:
+    """Add the settings of an object that a recipe makes under a key."""
+    if key == "trainer.strategy" and class_of(instance).startswith("FSDP"):
+        settings.entries["dist.use_torch_fsdp2"] = Entry(True, line)
+    if key == "model":
+        for config in instance.positional:
+            if isinstance(config, ScriptObject):
+                add_attributes(config, "model.config.", settings)
+
+    # The script's attributes take precedence over the defaults of the object's class.
+    for name, value in _usual(key, instance).items():
+        settings.entries[f"{key}.{name}"] = Entry(value, line)
+    add_attributes(instance, f"{key}.", settings)
+    for part in instance.elements:
+        _add_callback(key, part, settings)
 
 
 def _add_callback(key: str, value: Any, settings: RecipeSettings) -> None:

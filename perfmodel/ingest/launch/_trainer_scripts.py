@@ -9,6 +9,7 @@ one that `from_pretrained` names or that a configuration builds, and adapters ar
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,11 +149,10 @@ def _arguments_made(followed: Followed) -> Call | None:
         for call in followed.calls
         if isinstance(call.made, ScriptObject) and _ARGUMENTS.search(call.path)
     ]
-    for call in followed.calls:
-        if call.path.endswith("Trainer"):
-            for arguments in made:
-                if any(instance is arguments.made for instance in call.instances):
-                    return arguments
+    trainers = [call for call in followed.calls if call.path.endswith("Trainer")]
+    for trainer, arguments in product(trainers, made):
+        if any(instance is arguments.made for instance in trainer.instances):
+            return arguments
     return made[0] if made else None
 
 

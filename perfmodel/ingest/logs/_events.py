@@ -3,9 +3,10 @@ skipped updates, timers and memory."""
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.ingest.logs._log import EventKind, LogEvent, LoggedStep, PhaseTimer
 from perfmodel.ingest.logs._text import number
@@ -113,31 +114,43 @@ _DEEPSPEED_TIMERS: Final = re.compile(r"time \(ms\) \| ((?:fwd|forward): .*)$")
 _XTUNER_TIMER: Final = re.compile(r"Iter\(train\).*\bdata_time: ([\d.]+)")
 
 
+class _LoggedTimer(NamedTuple):
+    """A timer of an iteration, as a line of a log states it."""
+
+    name: str
+    least_s: float
+    """Of the rank that takes least."""
+    most_s: float
+
+
+def _timers_in(line: str) -> Iterator[_LoggedTimer]:
+    """The timers that a line of a log states."""
+    # Megatron prints (min, max) across ranks, or one number where it logs the maximum alone.
+    across_ranks = _MINMAX.search(line)
+    if across_ranks is not None:
+        name, least, most, only = across_ranks.groups()
+        yield _LoggedTimer(name, float(least or only) / 1000, float(most or only) / 1000)
+
+    timer_line = _DEEPSPEED_TIMERS.search(line)
+    for part in timer_line[1].split("|") if timer_line is not None else ():
+        name, _, value = part.partition(":")
+        time_ms = number(value)
+        if time_ms is not None:
+            yield _LoggedTimer(name.strip(), time_ms / 1000, time_ms / 1000)
+
+    loader = _XTUNER_TIMER.search(line)
+    if loader is not None:
+        yield _LoggedTimer("data_time", float(loader[1]), float(loader[1]))
+
+
 def timers_of(lines: Sequence[str]) -> dict[str, PhaseTimer]:
     """Medians of the timers of Megatron-LM (`--timing-log-level`), DeepSpeed
     (`wall_clock_breakdown`) and XTuner, by phase."""
     least_s: dict[str, list[float]] = defaultdict(list)
     most_s: dict[str, list[float]] = defaultdict(list)
-    for line in lines:
-        across_ranks = _MINMAX.search(line)
-        if across_ranks is not None:
-            # Megatron prints (min, max) across ranks, or one number where it logs the maximum
-            # alone.
-            name, least, most, only = across_ranks.groups()
-            least_s[name].append(float(least or only) / 1000)
-            most_s[name].append(float(most or only) / 1000)
-        timer_line = _DEEPSPEED_TIMERS.search(line)
-        if timer_line is not None:
-            for part in timer_line[1].split("|"):
-                name, _, value = part.partition(":")
-                seconds = number(value)
-                if seconds is not None:
-                    least_s[name.strip()].append(seconds / 1000)
-                    most_s[name.strip()].append(seconds / 1000)
-        loader = _XTUNER_TIMER.search(line)
-        if loader is not None:
-            least_s["data_time"].append(float(loader[1]))
-            most_s["data_time"].append(float(loader[1]))
+    for timer in chain.from_iterable(map(_timers_in, lines)):
+        least_s[timer.name].append(timer.least_s)
+        most_s[timer.name].append(timer.most_s)
 
     timers: dict[str, PhaseTimer] = {}
     for name, phase in _PHASE_OF_TIMER.items():

@@ -159,22 +159,23 @@ def xplane_rows(
     for position, file in enumerate(files):
         for device, _, event in file.work:
             name = str(event.stats.get("hlo_module", ""))
+            row = _NO_MODULE
             if name in file.modules:
                 row = file.modules[name].row(_instruction(event), n_devices)
-            else:
-                row = _NO_MODULE
             if isinstance(row, str):
                 skipped[row] += 1
-            elif event.duration_ps > 0:
-                time_us = event.duration_ps * 1e-6
-                row = {"source": "xplane", "device": options.name_of("")} | row
-                if "collective" in row:
-                    row |= {"algorithm": "auto"} | options.nodes(int(row["num_ranks"]))
-                    # Instructions of a program are the same on all devices:
-                    # module and name pair the kernels of one collective.
-                    calls.add(row, f"{name} {_instruction(event)}", (position, device), time_us)
-                else:
-                    rows.append(row | {"time_us": time_us, "software": "xla", "variant": "xplane"})
+                continue
+            if event.duration_ps <= 0:
+                continue
+            time_us = event.duration_ps * 1e-6
+            row = {"source": "xplane", "device": options.name_of("")} | row
+            if "collective" in row:
+                row |= {"algorithm": "auto"} | options.nodes(int(row["num_ranks"]))
+                # Instructions of a program are the same on all devices: module and name pair the
+                # kernels of one collective.
+                calls.add(row, f"{name} {_instruction(event)}", (position, device), time_us)
+            else:
+                rows.append(row | {"time_us": time_us, "software": "xla", "variant": "xplane"})
     return rows + [row | {"software": "xla"} for row in calls.rows()]
 
 

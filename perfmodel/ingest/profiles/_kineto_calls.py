@@ -140,11 +140,11 @@ def _collective_rows(
 ) -> list[Row]:
     calls = CollectiveCalls()
     for index, file in enumerate(files):
-        for kernel in file.device_work:
-            if is_communication(kernel.name):
-                row = collective_row(file, kernel, options, skipped)
-                if row is not None and kernel.duration_us > 0:
-                    calls.add(row, group_of(kernel), index, kernel.duration_us)
+        kernels = [work for work in file.device_work if is_communication(work.name)]
+        for kernel in kernels:
+            row = collective_row(file, kernel, options, skipped)
+            if row is not None and kernel.duration_us > 0:
+                calls.add(row, group_of(kernel), index, kernel.duration_us)
     return [row | {"software": "torch-nccl"} for row in calls.rows()]
 
 

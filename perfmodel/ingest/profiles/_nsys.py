@@ -284,17 +284,21 @@ def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
             if call is None or activity.kind != ActivityKind.COMPUTE:
                 detail = Detail((number, "kernel", position), launched_s=launched_s)
             else:
-                columns = op_row(call.op)
-                # NVTX ranges give sizes only: the element type stands in the kernel's name.
-                dtype = _dtype([row["name"]])
-                if columns is not None and dtype:
-                    columns = columns | {"dtype": dtype}
+                columns = _columns_of_kernel(call, row["name"])
                 detail = Detail((number, id(call)), call.op.name, columns, launched_s)
             keyed_calls.append(((number, *key), activity, detail))
     devices = numbered((key, activity) for key, activity, _ in keyed_calls)
     return [
         (activity, detail) for activity, (_, _, detail) in zip(devices, keyed_calls, strict=True)
     ]
+
+
+def _columns_of_kernel(call: OperatorCall, kernel_name: str) -> Row | None:
+    """The columns of an operator whose kernel has this name; None if no table has such a row."""
+    columns = op_row(call.op)
+    # NVTX ranges give sizes only: the element type stands in the kernel's name.
+    dtype = _dtype([kernel_name])
+    return columns | {"dtype": dtype} if columns is not None and dtype else columns
 
 
 _OPERATOR: Final = re.compile(r"(?P<name>aten::\w+),.*?sizes = (?P<sizes>\[[\[\]\d,\s]*\])")

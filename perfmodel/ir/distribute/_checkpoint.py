@@ -52,10 +52,11 @@ class _Recomputation:
         # recomputed.
         stored = set(function.outputs)
         for instruction in function.instructions:
-            if instruction.tag.phase == "forward":
-                for name in instruction.inputs:
-                    if name in self._maker and self._group(name) != _key(instruction):
-                        stored.add(name)
+            if instruction.tag.phase != "forward":
+                continue
+            for name in instruction.inputs:
+                if name in self._maker and self._group(name) != _key(instruction):
+                    stored.add(name)
         for name in stored & set(self._maker):
             # An op of several results (a split) is recomputed as a whole, even where one of them is
             # stored.

@@ -176,15 +176,16 @@ def megatron_axes(program: Program) -> Program:
         # vocabularies.
         known_rows = i.op == "embedding" and i.inputs[1] in constants
         for place, name in enumerate(i.inputs):
-            if name in undecided:
-                undecided.discard(name)
-                axis = None
-                if not known_rows:
-                    spreads = [spread[n] for n in i.inputs]
-                    ranks = [types[n].rank for n in i.inputs]
-                    axis = _axis(i, place, spreads, ranks)
-                if axis is not None and types[name].shape[axis] > 1:
-                    axes[name], spread[name] = axis, Sharded(axis)
+            if name not in undecided:
+                continue
+            undecided.discard(name)
+            axis = None
+            if not known_rows:
+                spreads = [spread[n] for n in i.inputs]
+                ranks = [types[n].rank for n in i.inputs]
+                axis = _axis(i, place, spreads, ranks)
+            if axis is not None and types[name].shape[axis] > 1:
+                axes[name], spread[name] = axis, Sharded(axis)
         # The sharding rules are asked for a single part, because the degree is not known yet: a
         # size of 1 divides every axis.
         query = ShardingQuery.of(i, types, [spread[n] for n in i.inputs], 1)

@@ -217,10 +217,10 @@ class _Pipeline:
         # Dictionaries of None are sets that keep their order, and with it the order of parameters
         # and sends.
         for (phase, stage, m), device in self._device_of.items():
-            for instruction in self._passes.body(phase, stage, m % self._schedule.slices):
-                for name in instruction.inputs:
-                    if name in devices:
-                        devices[name][device] = None
+            body = self._passes.body(phase, stage, m % self._schedule.slices)
+            for name in chain.from_iterable(instruction.inputs for instruction in body):
+                if name in devices:
+                    devices[name][device] = None
         # An update runs where its weight is, and takes the weight's states along.
         for instruction in self._passes.update:
             # Inputs of an update that no pass uses (moments) have no device of their own yet.

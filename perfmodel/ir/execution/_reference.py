@@ -60,10 +60,10 @@ def execute_function(
             outputs = [function.types[name] for name in instruction.outputs]
             results = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
             values.update(zip(instruction.outputs, results, strict=True))
-            for name in {*instruction.inputs, *instruction.outputs}:
-                remaining[name] -= name in instruction.inputs
-                if remaining[name] <= 0:
-                    del values[name]
+            remaining.subtract(set(instruction.inputs))
+            used_here = {*instruction.inputs, *instruction.outputs}
+            for name in [name for name in used_here if remaining[name] <= 0]:
+                del values[name]
         return {name: np.asarray(values[name]) for name in function.outputs}
 
 

@@ -2,7 +2,7 @@
 
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,21 +194,18 @@ class _Reader:
         parameters = signature.inputs_to_parameters
         buffers = signature.inputs_to_buffers
         constants = getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        # Updated buffers are outputs of the graph too, but not of the module.
+        wanted = frozenset(signature.user_outputs)
         outputs: list[Any] = []
         for node in self.nodes:
-            if node.op == "placeholder":
-                if node.name in parameters:
-                    self._weight(node, parameters[node.name])
-                elif node.name in buffers or node.name in constants:
-                    self._constant(node, buffers.get(node.name) or constants[node.name])
-                else:
-                    self._argument(node)
+            if node.op == "placeholder" and node.name in parameters:
+                self._weight(node, parameters[node.name])
+            elif node.op == "placeholder" and (node.name in buffers or node.name in constants):
+                self._constant(node, buffers.get(node.name) or constants[node.name])
+            elif node.op == "placeholder":
+                self._argument(node)
             elif node.op == "output":
-                # Updated buffers are outputs of the graph too, but not of the module.
-                wanted = set(signature.user_outputs)
-                for returned in node.args[0]:
-                    if getattr(returned, "name", None) in wanted:
-                        outputs += _listed(self.graph.values[returned.name])
+                outputs += self._outputs(node, wanted)
             else:
                 self.graph.values[node.name] = self._call(node)
         if self.values:
@@ -216,6 +213,12 @@ class _Reader:
                 f"{self.graph.name}: the module has no argument named {', '.join(self.values)}"
             )
         return self.graph.program(outputs)
+
+    def _outputs(self, node: Any, wanted: frozenset[str]) -> Iterator[Any]:
+        """Values that the graph's last node returns, of the wanted names."""
+        for returned in node.args[0]:
+            if getattr(returned, "name", None) in wanted:
+                yield from _listed(self.graph.values[returned.name])
 
     def _weight(self, node: Any, label: str) -> None:
         """A parameter, under the first of its names if modules share it."""

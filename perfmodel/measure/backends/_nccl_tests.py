@@ -160,6 +160,12 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
     return runs
 
 
+def _check_devices(device: str, table: "pd.DataFrame") -> None:
+    """Refuse rows of other devices than `device`."""
+    for accelerator in {*table["device"]} - {""}:
+        check_device(device, accelerator)
+
+
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     """The table that a program prints, checked to be of `device` if that is given."""
     command_text = shlex.join(command)
@@ -178,8 +184,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
         try:
             table = read_measurements("nccl-tests", [path])
             if device is not None:
-                for accelerator in {*table["device"]} - {""}:
-                    check_device(device, accelerator)
+                _check_devices(device, table)
         except PerfModelError as error:
             raise CalibrationError(f"{error}; the command was: {command_text}") from None
     return table

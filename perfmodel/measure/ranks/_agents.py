@@ -119,21 +119,8 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
     local_agent.start()
     agents = {0: Agent(ours, _hello(launch, meeting.host))}
     try:
-        # Wait until every number has come. One that came and went is still missing.
         with Server(meeting, folder) as server:
-            while len(agents) < launch.count:
-                missing = sorted(set(range(launch.count)) - set(agents))
-                connection = server.accept(missing, launch, timeout_s)
-                try:
-                    agent = Agent(connection, connection.recv())
-                except (EOFError, OSError):
-                    continue
-                try:
-                    _check(agent.hello, agents)
-                except CalibrationError as error:
-                    agent.leave(str(error))
-                    raise
-                agents[agent.hello.index] = agent
+            _accept_all(server, agents, launch, timeout_s)
         yield tuple(agents[index] for index in range(launch.count))
 
     # Every agent gets the reason for the end, so that its log contains it.
@@ -164,32 +151,53 @@ def serve_agent(launch: Launch, folder: Path, timeout_s: float) -> None:
         raise CalibrationError(f"process {launch.index} on {launch.node}: {why}")
 
 
+def _accept_all(server: Server, agents: dict[int, Agent], launch: Launch, timeout_s: float) -> None:
+    """Wait until an agent of every number has come, and add them to `agents`."""
+    while len(agents) < launch.count:
+        missing = sorted(set(range(launch.count)) - set(agents))
+        connection = server.accept(missing, launch, timeout_s)
+        # One that came and went is still missing.
+        try:
+            agent = Agent(connection, connection.recv())
+        except (EOFError, OSError):
+            continue
+        try:
+            _check(agent.hello, agents)
+        except CalibrationError as error:
+            agent.leave(str(error))
+            raise
+        agents[agent.hello.index] = agent
+
+
 def serve_orders(connection: Connection) -> str | None:
     """Serve requests until released; returns the cause if it ends early."""
     cores = usable_cores()
     rank: RankProcess | None = None
     try:
         while True:
-            pipes = [connection, rank.fileno()] if rank else [connection]
-            for ready in wait(pipes):
-                # The rank answers, or is gone: pass it on.
-                if ready is not connection and rank is not None:
-                    try:
-                        connection.send(rank.recv())
-                    except EOFError:
-                        connection.send(("error", rank.gone))
-                        rank.end(0.0)
-                        rank = None
-                # Process 0 gives an order. A rank that died meanwhile says so when its pipe is
-                # read.
-                elif ready is connection:
-                    order, *arguments = connection.recv()
-                    if order == "leave":
-                        return arguments[0]
-                    rank = _obey(connection, rank, order, arguments, cores)
+            ready, *_ = wait([connection, rank.fileno()] if rank else [connection])
+            if rank is not None and ready is not connection:
+                rank = _pass_answer_on(connection, rank)
+                continue
+            # Process 0 gives an order. A rank that died meanwhile says so when its pipe is read.
+            order, *arguments = connection.recv()
+            if order == "leave":
+                return arguments[0]
+            rank = _obey(connection, rank, order, arguments, cores)
     finally:
         if rank is not None:
             rank.end(0.0)
+
+
+def _pass_answer_on(connection: Connection, rank: RankProcess) -> RankProcess | None:
+    """Send the rank's answer to process 0, or that it is gone; returns the rank that is left."""
+    try:
+        connection.send(rank.recv())
+    except EOFError:
+        connection.send(("error", rank.gone))
+        rank.end(0.0)
+        return None
+    return rank
 
 
 def _obey(

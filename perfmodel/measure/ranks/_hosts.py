@@ -282,9 +282,10 @@ def forward(pipe: Connection, handles: Sequence[int], latency_s: float) -> None:
         while True:
             # Sleep until a frame comes or the first one is due.
             timeout_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-            for key, _ in selector.select(timeout_s):
-                if key.fileobj is pipe:
-                    return
+            ready = [key for key, _ in selector.select(timeout_s)]
+            if any(key.fileobj is pipe for key in ready):
+                return
+            for key in ready:
                 _receive(key.fd, handles, latency_s, waiting, port_of)
             now_s = time.monotonic()
             while waiting and waiting[0][0] <= now_s:

@@ -16,7 +16,7 @@ from perfmodel.errors import (
     UnknownNameError,
 )
 from perfmodel.planning.layouts._answer import answer
-from perfmodel.planning.layouts._executor import open_executor
+from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._result import (
     SearchResult,
@@ -126,7 +126,10 @@ def search(
         goals.append(
             Goal.parse(question.step_problem, objective, options.constraints, options.tariff)
         )
-    results = _search_in_turn(questions, goals, options, progress or (lambda *_: None))
+    with open_executor(options.workers, options.dask) as executor:
+        results = _search_in_turn(
+            questions, goals, options, executor, progress or (lambda *_: None)
+        )
     if not several:
         return results[0]
     tried = tuple(question.problem.job.global_batch for question in questions)
@@ -170,27 +173,30 @@ def _require_known(of_problem: Mapping[str, Any]) -> None:
 
 
 def _search_in_turn(
-    questions: Sequence[Question], goals: Sequence[Goal], options: SearchOptions, report: Report
+    questions: Sequence[Question],
+    goals: Sequence[Goal],
+    options: SearchOptions,
+    executor: Executor,
+    report: Report,
 ) -> list[SearchResult]:
     """Results of one question after another, up to an interrupt; always at least one result."""
     results: list[SearchResult] = []
-    with open_executor(options.workers, options.dask) as executor:
-        for question, goal in zip(questions, goals, strict=True):
-            # The results of earlier questions rule out layouts that cannot be among the best.
-            reached = chain.from_iterable(result.values for result in results)
-            values = sorted(goal.objective.display_value(value) for value in reached)
-            cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
-            file = _resume_file(question, options)
-            try:
-                results.append(answer(question, goal, options, cutoff, executor, file, report))
-            except KeyboardInterrupt:
-                # An interrupt in the first question has nothing to return. A later interrupt
-                # returns the results of the questions before.
-                if not results:
-                    raise
-                break
-            if not results[-1].complete:
-                break
+    for question, goal in zip(questions, goals, strict=True):
+        # The results of earlier questions rule out layouts that cannot be among the best.
+        reached = chain.from_iterable(result.values for result in results)
+        values = sorted(goal.objective.display_value(value) for value in reached)
+        cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
+        file = _resume_file(question, options)
+        try:
+            results.append(answer(question, goal, options, cutoff, executor, file, report))
+        except KeyboardInterrupt:
+            # An interrupt in the first question has nothing to return. A later interrupt returns
+            # the results of the questions before.
+            if not results:
+                raise
+            break
+        if not results[-1].complete:
+            break
     return results
 
 

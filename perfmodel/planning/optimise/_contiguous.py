@@ -169,6 +169,43 @@ def least_critical_path(
     return float(values[supply][0])
 
 
+def _with_a_stage(
+    values: dict[Used, Float[np.ndarray, "thresholds cuts"]],
+    allowed: Sequence[Float[np.ndarray, "thresholds cuts cuts"]],
+    supply: tuple[int, ...],
+) -> tuple[dict[Used, Float[np.ndarray, "thresholds cuts"]], dict[Used, _Origin]]:
+    """Extend every prefix by one stage.
+
+    Args:
+        values: least sums of the prefixes, by the devices that they use.
+        allowed: costs of the stage, for each kind of device that it may be on.
+        supply: devices of each kind.
+
+    Returns:
+        Least sums of the longer prefixes, and where their last stage begins.
+    """
+    longer: dict[Used, np.ndarray] = {}
+    origin: dict[Used, _Origin] = {}
+    for used, value in values.items():
+        for kind, state in _one_more(used, supply):
+            total = allowed[kind] + value[:, :, None]
+            first = total.argmin(axis=1)
+            least_total = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
+            if state not in longer:
+                longer[state] = least_total
+                origin[state] = _Origin(first, np.full_like(first, kind))
+                continue
+
+            # The same devices can be reached with either kind last; keep the cheaper.
+            better = least_total < longer[state]
+            longer[state] = np.where(better, least_total, longer[state])
+            origin[state] = _Origin(
+                first=np.where(better, first, origin[state].first),
+                kind=np.where(better, kind, origin[state].kind),
+            )
+    return longer, origin
+
+
 def _least_sums(
     added: Table,
     largest: Table,
@@ -188,28 +225,12 @@ def _least_sums(
     values: dict[Used, np.ndarray] = {(0,) * len(supply): start}
     came_from: list[dict[Used, _Origin]] = []
     for stage in range(stages):
-        longer: dict[Used, np.ndarray] = {}
-        origin: dict[Used, _Origin] = {}
-        for used, value in values.items():
-            for kind, state in _one_more(used, supply):
-                # Extend every prefix by one stage. Stages above the threshold are forbidden.
-                allowed = np.where(largest[kind, stage] <= limits, added[kind, stage], np.inf)
-                total = allowed + value[:, :, None]
-                first = total.argmin(axis=1)
-                least_total = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
-                if state not in longer:
-                    longer[state] = least_total
-                    origin[state] = _Origin(first, np.full_like(first, kind))
-                    continue
-
-                # The same devices can be reached with either kind last; keep the cheaper.
-                better = least_total < longer[state]
-                longer[state] = np.where(better, least_total, longer[state])
-                origin[state] = _Origin(
-                    first=np.where(better, first, origin[state].first),
-                    kind=np.where(better, kind, origin[state].kind),
-                )
-        values = longer
+        # Stages above the threshold are forbidden.
+        allowed = [
+            np.where(largest[kind, stage] <= limits, added[kind, stage], np.inf)
+            for kind in range(len(supply))
+        ]
+        values, origin = _with_a_stage(values, allowed, supply)
         came_from.append(origin)
     sums = values[supply][:, -1]
     cuts = []
