@@ -92,29 +92,19 @@ def _times_of(problem: StepProblem, timed: _Timed, table: PriceTable) -> BlockTi
             blocks, framework, device, timed.ring_steps, kernel_spread, timed.checked
         )
 
-    # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's
-    # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
-    # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
-    # which operands these are, casts are not kernels that the host would issue.
     prices = step_prices(problem, blocks.ops, table)
     times = prices.times
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
     if cast.any():
-        # The same products in the type that their operands are stored in; attention too, which may
-        # multiply in 8 bits beside products of 4.
-        narrow = [
-            i
-            for i, op in enumerate(blocks.ops)
-            if isinstance(op, KernelOp) and storage_dtype(op.dtype) != op.dtype
-        ]
-        in_16_bits = [
-            replace(blocks.ops[i], dtype=storage_dtype(blocks.ops[i].dtype)) for i in narrow
-        ]
-        wide = times.replaced(narrow, priced_events(problem, in_16_bits, table))
+        # Operands stay in 16 bits where casting them to 8 or 4 bits does not pay: torchtitan's
+        # `auto_filter_small_kn`, which is torchao's `_auto_filter_for_recipe`; Transformer Engine
+        # leaves it to the caller, module by module (`fp8_autocast(enabled)`). Where no recipe says
+        # which operands these are, casts are not kernels that the host would issue.
+        wide = times.replaced(*_in_16_bits(problem, blocks, table))
+        pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
 
         # No phase of a block may take longer than in 16 bits. An event has one time in all blocks,
         # so the block that gains least decides.
-        pays = _shares_that_pay(problem, blocks, times, wide, cast, events_of)
         share = np.where(blocks.counts > 0, pays[:, None, None], 1.0).min(axis=(0, 1))
         if (share != 1.0).any():
             blocks = blocks.casting(share, problem.job)
@@ -132,6 +122,21 @@ def _times_of(problem: StepProblem, timed: _Timed, table: PriceTable) -> BlockTi
         clock_slowdown=prices.clock_slowdown,
         slowdown_of_runs=prices.slowdown_of_runs,
     )
+
+
+def _in_16_bits(
+    problem: StepProblem, blocks: ShardBlocks, table: PriceTable
+) -> tuple[list[int], EventTimes]:
+    """Places of the products of narrow operands, and their times in the type that the operands are
+    stored in."""
+    # Attention too, which may multiply in 8 bits beside products of 4.
+    narrow = [
+        i
+        for i, op in enumerate(blocks.ops)
+        if isinstance(op, KernelOp) and storage_dtype(op.dtype) != op.dtype
+    ]
+    stored = [replace(blocks.ops[i], dtype=storage_dtype(blocks.ops[i].dtype)) for i in narrow]
+    return narrow, priced_events(problem, stored, table)
 
 
 def _shares_that_pay(

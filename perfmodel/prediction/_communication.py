@@ -28,7 +28,7 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.prediction.blocks import ShardBlocks
-from perfmodel.prediction.placement import Placement, rank_strides
+from perfmodel.prediction.placement import Group, Placement, rank_strides
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import OPTIMIZERS, Cluster, Job, Layout, interleaved_groups
 from perfmodel.units import dtype_bytes
@@ -99,113 +99,126 @@ class CommunicationEvents:
         return NO_EVENT if op is None else self.ops.setdefault(op, len(self.ops))
 
 
-def communication_events(
-    ranks: Layout,
-    states: StateLayout,
-    blocks: ShardBlocks,
-    spec: ProgramSpec,
-    spans: Iterable[int],
-    counts: Float[np.ndarray, "stages segments blocks"],
-    job: Job,
-    cluster: Cluster,
-) -> CommunicationEvents:
+@dataclass(frozen=True, eq=False)
+class PartitionedStep:
+    """A step whose blocks are divided into stages and whose model states are placed on ranks."""
+
+    ranks: Layout
+    """Layout by which ranks are numbered; its other fields do not matter."""
+    states: StateLayout
+    """Placement of model states on the ranks."""
+    blocks: ShardBlocks
+    """Blocks of the shard."""
+    spec: ProgramSpec
+    """Program that runs them."""
+    counts: Float[np.ndarray, "stages segments blocks"]
+    """Blocks of every segment of every stage."""
+    job: Job
+    cluster: Cluster
+
+    def on_first_chunk(
+        self, amounts: Float[np.ndarray, " stages"]
+    ) -> Float[np.ndarray, "stages 1"]:
+        """Amounts of all chunks of a pipeline rank, at the stage of its first one."""
+        # A pipeline rank updates all of its chunks at once: the class is of its first one.
+        of_rank = np.zeros((len(amounts), 1))
+        of_rank[self.spec.stage_map[:, 0], 0] = amounts[self.spec.stage_map].sum(axis=1)
+        return of_rank
+
+    def place_of(self, group: Group) -> StatePlace:
+        """The ranks that hold the states of a group."""
+        return StatePlace.of(group, self.ranks, self.states.replicate, self.spec.replicas)
+
+
+def communication_events(step: PartitionedStep, spans: Iterable[int]) -> CommunicationEvents:
     """All events of a step that lie between blocks.
 
     Args:
-        ranks: layout by which ranks are numbered; its other fields do not matter.
-        states: placement of model states on the ranks.
-        blocks: blocks of the shard.
-        spec: the program.
+        step: the blocks, and where they run.
         spans: numbers of micro-batches that transfers may carry.
-        counts: blocks of every segment of every stage.
-        job, cluster: job and cluster of the problem.
     """
     events = CommunicationEvents()
+    job, states = step.job, step.states
 
     # Activations and their gradients, between stages.
-    if ranks.pp > 1:
+    if step.ranks.pp > 1:
         for span in spans:
-            _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
+            _add_sends(events, step, span)
 
     # Gradients, weights and optimizer states, over the ranks that hold the same parameters.
-    pipelined = ranks.pp > 1
-    units = exchanged_units(states.zero, blocks.layers, counts)
-    gathered = trained = trained_params(blocks, pipelined, job)
-    regathered = np.zeros(len(blocks.layers))
+    _add_states(events, step)
+    if is_trained(job) and not states.on_host and OPTIMIZERS[job.optimizer].newton_schulz:
+        _add_orthogonalisation(events, step)
+
+    # Both copies of a tied embedding, on the first and the last stage, need the sum of their
+    # gradients.
+    is_frozen = job.fine_tuning.frozen or job.fine_tuning.frozen_embedding
+    if step.spec.tied_embedding and not is_frozen:
+        ends = np.zeros((step.counts.shape[0], 1))
+        ends[[0, -1]] = step.blocks.tied_params * dtype_bytes(job.gradients.grad_dtype)
+        place = Placement.of("embedding", step.ranks)
+        events.add(
+            Kind.EMBEDDING_REDUCE,
+            ends,
+            lambda n: place.collective("all_reduce", n, job.gradients.grad_dtype, step.cluster),
+        )
+    return events
+
+
+def _add_states(events: CommunicationEvents, step: PartitionedStep) -> None:
+    """Add the collectives of gradients and weights, and the updates of the optimizer."""
+    job, cluster, states = step.job, step.cluster, step.states
+    pipelined = step.ranks.pp > 1
+    units = exchanged_units(states.zero, step.blocks.layers, step.counts)
+    gathered = trained = trained_params(step.blocks, pipelined, job)
+    regathered = np.zeros(len(step.blocks.layers))
     if states.zero == 3:
         # Weights that are kept sharded are gathered whether they are trained or not.
-        gathered = stored_params(blocks, pipelined, job)
-        regathered = gathered_again(blocks, pipelined, job, states.reuse_params)
+        gathered = stored_params(step.blocks, pipelined, job)
+        regathered = gathered_again(step.blocks, pipelined, job, states.reuse_params)
     for group in STATES:
-        params = counts @ trained[group]
-        place = StatePlace.of(group, ranks, states.replicate, spec.replicas)
+        params = step.counts @ trained[group]
+        place = step.place_of(group)
         for exchanged in exchanges(states.zero, job):
             is_gather = exchanged in ("all_gather", "all_gather_backward")
             events.add(
                 _KINDS[exchanged],
-                counts @ gathered[group] if is_gather else params,
+                step.counts @ gathered[group] if is_gather else params,
                 lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                 units,
             )
         if regathered.any():
             events.add(
                 Kind.PARAM_GATHER_BACKWARD,
-                counts @ (gathered[group] * regathered),
+                step.counts @ (gathered[group] * regathered),
                 lambda n, p=place: exchange("all_gather_backward", n, p, job, cluster),
                 units,
             )
         if is_trained(job):
-            # A pipeline rank updates all of its chunks at once: the class is of its first one.
-            params_of_rank = np.zeros((len(params), 1))
-            params_of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(
                 Kind.OPTIMIZER,
-                params_of_rank,
+                step.on_first_chunk(params.sum(axis=1)),
                 lambda n, s=shards: update(n, s, job, states.on_host),
             )
-    if is_trained(job) and not states.on_host and OPTIMIZERS[job.optimizer].newton_schulz:
-        _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
-
-    # Both copies of a tied embedding, on the first and the last stage, need the sum of their
-    # gradients.
-    if spec.tied_embedding and not (job.fine_tuning.frozen or job.fine_tuning.frozen_embedding):
-        ends = np.zeros((counts.shape[0], 1))
-        ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.gradients.grad_dtype)
-        place = Placement.of("embedding", ranks)
-        events.add(
-            Kind.EMBEDDING_REDUCE,
-            ends,
-            lambda n: place.collective("all_reduce", n, job.gradients.grad_dtype, cluster),
-        )
-    return events
 
 
-def _add_orthogonalisation(
-    events: CommunicationEvents,
-    ranks: Layout,
-    states: StateLayout,
-    blocks: ShardBlocks,
-    spec: ProgramSpec,
-    counts: Float[np.ndarray, "stages segments blocks"],
-    job: Job,
-) -> None:
+def _add_orthogonalisation(events: CommunicationEvents, step: PartitionedStep) -> None:
     """Add the products of optimizers that update whole matrices."""
     # Where states are sharded each rank gets some of the matrices, and what gathers the weights
     # exchanges the results.
-    blocks_of_rank = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
+    stage_map = step.spec.stage_map
+    blocks_of_rank = step.counts.sum(axis=1)[stage_map].sum(axis=1)
     for group in STATES:
-        if states.zero:
-            shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size
-        else:
-            shards = 1
+        shards = step.place_of(group).shards.size if step.states.zero else 1
         products: dict[Op, Float[np.ndarray, " stages"]] = {}
-        for number, block in enumerate(blocks.blocks):
-            for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
+        for number, block in enumerate(step.blocks.blocks):
+            matrices = orthogonalisation(block, step.job, experts=group == "expert_dp")
+            for op, times in matrices.items():
                 products[op] = products.get(op, 0.0) + times * blocks_of_rank[:, number]
         for op, times in products.items():
-            products_of_rank = np.zeros((len(counts), 1))
-            products_of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
+            products_of_rank = np.zeros((len(step.counts), 1))
+            products_of_rank[stage_map[:, 0], 0] = np.ceil(times / shards)
             events.add(
                 Kind.OPTIMIZER,
                 products_of_rank,
@@ -214,20 +227,12 @@ def _add_orthogonalisation(
             )
 
 
-def _add_sends(
-    events: CommunicationEvents,
-    ranks: Layout,
-    blocks: ShardBlocks,
-    spec: ProgramSpec,
-    span: int,
-    counts: Float[np.ndarray, "stages segments blocks"],
-    job: Job,
-    cluster: Cluster,
-) -> None:
+def _add_sends(events: CommunicationEvents, step: PartitionedStep, span: int) -> None:
     """Add transfers of `span` micro-batches between stages, and the collectives by which the
     receiver completes them."""
-    sent = transfers(ranks, blocks.blocks, span / spec.scheduler.slices, job, cluster)
-    hop = hops(spec, counts, ranks, cluster)
+    share = span / step.spec.scheduler.slices
+    sent = transfers(step.ranks, step.blocks.blocks, share, step.job, step.cluster)
+    hop = hops(step.spec, step.counts, step.ranks, step.cluster)
     directions = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
     for kind, block, tier, exists in zip(directions, hop.block, hop.tier, hop.exists, strict=True):
         # The send itself, and one after another the collectives that complete it.

@@ -22,6 +22,7 @@ from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import (
     CommunicationEvents,
     EventClasses,
+    PartitionedStep,
     communication_events,
     event_entries,
 )
@@ -277,17 +278,16 @@ def _events_between(
     setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
 ) -> CommunicationEvents:
     """Events between blocks of a placement in a program, before they are priced."""
-    spans = program.structure.spans
-    return communication_events(
-        placed.ranks,
-        placed.states,
-        placed.blocks,
-        program.spec,
-        spans,
-        program.counts,
-        setting.job,
-        setting.cluster,
+    step = PartitionedStep(
+        ranks=placed.ranks,
+        states=placed.states,
+        blocks=placed.blocks,
+        spec=program.spec,
+        counts=program.counts,
+        job=setting.job,
+        cluster=setting.cluster,
     )
+    return communication_events(step, program.structure.spans)
 
 
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:

@@ -81,15 +81,24 @@ class CriticalPath:
     ) -> None:
         """Add the events of one kind of nodes."""
         events_before = len(self.ops)
+        with_slowing = gradient + self._slowed_by_collectives(share, durations, gradient)
+        self._add_between_blocks(share, with_slowing)
+        self._add_in_blocks(share, gradient)
+        node_kind = f" on {share.problem.cluster.name}" if share.on is not None else ""
+        self._node_kinds += [node_kind] * (len(self.ops) - events_before)
 
-        # Reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`).
-        between_blocks = share.events[0]
+    def _slowed_by_collectives(
+        self,
+        share: NodeKindShare,
+        durations: Float[np.ndarray, " classes"],
+        gradient: Float[np.ndarray, " classes"],
+    ) -> Float[np.ndarray, " classes"]:
+        """What reductions and gathers add to the gradient by slowing the passes beside them."""
         in_blocks = share.only(gradient)
-        problem, batch = share.problem, share.batch
-        overlap = batch.program.overlap
-        loss = overlap_loss(problem)
-        between_s = between_blocks.durations_s + share.host_state_s[0]
-        unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
+        overlap = share.batch.program.overlap
+        loss = overlap_loss(share.problem)
+        between_s = share.events[0].durations_s + share.host_state_s[0]
+        unslowed_s = durations / np.prod(step_factors(share.problem, share.batch.layouts[0]))
         passes = overlap.slowed[overlap.place]
         slowing_s = np.zeros_like(unslowed_s)
         np.add.at(slowing_s, passes, loss * overlap.share * between_s[overlap.comm])
@@ -104,8 +113,13 @@ class CriticalPath:
             (in_blocks * follows_collective)[passes] * loss * overlap.share,
         )
         self.slowed_s += float((in_blocks * unslowed_s)[~follows_collective].sum() * loss)
-        # Between the blocks: collectives of states and transfers, with the passes that they slow.
-        with_slowing = gradient + by_collective
+        return by_collective
+
+    def _add_between_blocks(
+        self, share: NodeKindShare, with_slowing: Float[np.ndarray, " classes"]
+    ) -> None:
+        """Add collectives of states and transfers, with the passes that they slow."""
+        between_blocks = share.events[0]
         occurrences = between_blocks.occurrences(with_slowing)
         self.ops += between_blocks.ops
         self.provenance += between_blocks.times.provenance
@@ -124,7 +138,9 @@ class CriticalPath:
         self.host_updates_s += float(on_host_s[updates].sum())
         self.state_copies_s += float(on_host_s[~updates].sum())
 
-        # Inside the blocks: every phase counts with the share of it that nothing else hides.
+    def _add_in_blocks(self, share: NodeKindShare, gradient: Float[np.ndarray, " classes"]) -> None:
+        """Add the events inside blocks: each phase with the share of it that nothing else hides."""
+        in_blocks = share.only(gradient)
         for times, paired, runs in share.passes:
             weight = np.sum(
                 [np.tensordot(in_blocks[classes], counts, 1) for _, classes, counts in runs], axis=0
@@ -137,8 +153,6 @@ class CriticalPath:
             count = np.einsum("bp,bpo->o", weight, times.counts)
             seconds = np.einsum("bp,bpo->o", exposed, times.event_s + times.slowing_s)
             self._rows.append(_EventRow(count, seconds, _half_widths(times.times)))
-        node_kind = f" on {share.problem.cluster.name}" if share.on is not None else ""
-        self._node_kinds += [node_kind] * (len(self.ops) - events_before)
 
     @property
     def other_s(self) -> float:

@@ -119,15 +119,7 @@ def rank_memory(
             gathers_weights, resident_dtype_bytes(job, framework) * gathered, 0.0
         )
 
-    # Activations saved for backward, without those of layers that wait on the host.
-    saved_bytes = blocks.saved(ranks.in_flight, ranks.in_flight_full)
-    copying = 0.0
-    if costs.autocast or costs.keeps_keys_values:
-        checkpoints = blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
-        saved_bytes = saved_bytes + checkpoint_share(setting) * checkpoints
-    if runs_backward and sharding.offloaded.any():
-        on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
-        saved_bytes = saved_bytes - on_host + copying
+    saved_bytes, copying = _saved_bytes(ranks, blocks, sharding, setting)
 
     # The largest block while it runs, and what reducing its gradients takes where ZeRO 3 does that
     # block by block.
@@ -164,6 +156,22 @@ def rank_memory(
         activations=saved_bytes * runs_backward,
         buffers=buffers,
     )
+
+
+def _saved_bytes(
+    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting
+) -> tuple[Float[Any, "*layouts ranks"], Any]:
+    """Bytes of activations that are saved for backward, without those of layers that wait on the
+    host; and the part of them that is copied to or from it."""
+    costs = setting.framework.memory
+    saved_bytes = blocks.saved(ranks.in_flight, ranks.in_flight_full)
+    if costs.autocast or costs.keeps_keys_values:
+        checkpoints = blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
+        saved_bytes = saved_bytes + checkpoint_share(setting) * checkpoints
+    if setting.job.mode != "train" or not sharding.offloaded.any():
+        return saved_bytes, 0.0
+    on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
+    return saved_bytes - on_host + copying, copying
 
 
 def _optimizer_bytes(

@@ -74,27 +74,27 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     # and ZeRO 3 only adds to ZeRO 1.
     segments = segments_of(layers, base_spec.n_stages) if replicated or gathers else 1
 
-    grad_reduce = gather = "none"
+    micro_batches = job.num_microbatches(layout)
+    grad_reduce = "none"
     if training and replicated:
-        grad_reduce = "end"
         # Where pipelines put reductions off, each would hold up the gathers of layers behind it;
         # torch's make them when the last backward is over (torch/distributed/pipelining/stage.py,
         # `run_post_backward`).
+        grad_reduce = "end"
         is_put_off = gathers and layout.pp > 1 and not is_reduced_each_time
         if layout.overlap.overlap_grad_reduce and not is_put_off:
-            grad_reduce = _overlapped_reduction(
-                replicas, job.num_microbatches(layout), gathers=gathers
-            )
-        # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
-        if layout.zero < 3:
-            gather = "step_overlap" if layout.overlap.overlap_param_gather else "step"
+            grad_reduce = _overlapped_reduction(replicas, micro_batches, gathers=gathers)
+
+    # Without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1.
+    gather = "none"
     if gathers:
         gather = "layer" if layout.overlap.overlap_param_gather else "layer_serial"
+    elif training and replicated and layout.zero < 3:
+        gather = "step_overlap" if layout.overlap.overlap_param_gather else "step"
 
     # Where no flush separates steps, two streams are evaluated, and their difference is the step
     # (`weighted_programs`). The longer one holds twice the steps after which the pipeline runs
     # steadily.
-    micro_batches = job.num_microbatches(layout)
     steps = 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)

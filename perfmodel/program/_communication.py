@@ -79,6 +79,31 @@ def add_transfers(
     return tuple(arrivals)
 
 
+def _gather_ops(
+    builder: StructureBuilder,
+    passes: Passes,
+    uses: Int[np.ndarray, " uses"],
+    key: Int[np.ndarray, " uses"],
+) -> Ids:
+    """The gather of each op that uses weights; `key` orders them on their stream."""
+    schedule = passes.schedule
+    used_by = passes.instruction[uses]
+    gathers = np.empty(len(uses), np.int64)
+    forward = schedule.phase[used_by] == Phase.FORWARD
+    for kind, selected in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
+        instruction = used_by[selected]
+        gathers[selected] = builder.add(
+            kind,
+            schedule.device[instruction],
+            Stream.DATA_COMM,
+            schedule.instruction_stage[instruction],
+            segment=passes.segment[uses[selected]],
+            micro_batch=schedule.micro_batch[instruction],
+            key=key[selected],
+        )
+    return gathers
+
+
 def add_layer_gathers(
     builder: StructureBuilder,
     spec: ProgramSpec,
@@ -121,19 +146,7 @@ def add_layer_gathers(
         order.place_key(slot, device, k),
         order.key(slot, device, passes.part[queued_before], Around.GATHER),
     )
-    gathers = np.empty(len(uses), np.int64)
-    forward = schedule.phase[used_by] == Phase.FORWARD
-    for kind, selected in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
-        instruction = used_by[selected]
-        gathers[selected] = builder.add(
-            kind,
-            device[selected],
-            Stream.DATA_COMM,
-            schedule.instruction_stage[instruction],
-            segment=passes.segment[uses[selected]],
-            micro_batch=schedule.micro_batch[instruction],
-            key=key[selected],
-        )
+    gathers = _gather_ops(builder, passes, uses, key)
     builder.connect(gathers, uses)
 
     # A gather is issued at most `ahead` ops early.

@@ -74,25 +74,28 @@ def expert_feed_forward(
         *branch_norm,
     ]
 
-    # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
-    inner = experts.shared_ffn_hidden // local.tp
-    if inner:
-        shared = [
-            column_linear(
-                local,
-                inner * model.inner_projections,
-                local.hidden,
-                bias=model.block.bias,
-                kept_input=False,
-            ),
-            activation(model, local, local.tokens, inner),
-            row_linear(local, local.hidden, inner, bias=model.block.bias),
-            *branch_norm,
-        ]
+    if experts.shared_ffn_hidden // local.tp:
+        shared = [*_shared_experts(model, local, experts), *branch_norm]
         if experts.shared_gate:
             shared.append(_shared_gate(local, router, rows))
         pieces += recomputed("shared_experts", shared)
     return recomputed("moe", pieces)
+
+
+def _shared_experts(model: Transformer, local: ShardSizes, experts: Experts) -> list[Piece]:
+    """A feed-forward of all tokens, on the router's input, which is kept already."""
+    inner = experts.shared_ffn_hidden // local.tp
+    return [
+        column_linear(
+            local,
+            inner * model.inner_projections,
+            local.hidden,
+            bias=model.block.bias,
+            kept_input=False,
+        ),
+        activation(model, local, local.tokens, inner),
+        row_linear(local, local.hidden, inner, bias=model.block.bias),
+    ]
 
 
 def _shared_gate(local: ShardSizes, router: Precision, rows: int) -> Piece:

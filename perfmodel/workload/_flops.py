@@ -230,17 +230,12 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         frozen += vocabulary
 
     # What selective recomputation repeats.
-    modules = job.activations.recompute_modules
-    if SECOND_PRODUCTS in modules:
+    if SECOND_PRODUCTS in job.activations.recompute_modules:
         # Half of each product, and all of the routed experts' (`assemble`).
         routed = letters["E"] * _routed_weights(model)
         repeated = s * ((per_token - routed) / 2 + routed) + text_tokens * per_text_token / 2
     else:
-        repeated = full if "core_attn" in modules else 0.0
-        if set(modules) - {"core_attn"}:
-            repeated += s * _repeated(model, job)
-        if "mlp" in modules:
-            repeated += text_tokens * letters["D"] * ffn_weights(model, model.ffn_hidden)
+        repeated = _repeated_products(model, job, letters, full)
 
     # Mixers with a state, and adapters, multiply in addition to the model's weights.
     state_products = adapters = 0.0
@@ -258,6 +253,20 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         frozen_forward=frozen,
         train=job.mode == "train",
     )
+
+
+def _repeated_products(
+    model: Transformer, job: Job, letters: Mapping[str, int], attention_products: float
+) -> float:
+    """Multiply-adds of a sequence that recomputation of modules repeats."""
+    modules = job.activations.recompute_modules
+    repeated = attention_products if "core_attn" in modules else 0.0
+    if set(modules) - {"core_attn"}:
+        repeated += job.tokens_per_sequence * _repeated(model, job)
+    if "mlp" in modules and model.inputs.text_condition:
+        per_text_token = letters["D"] * ffn_weights(model, model.ffn_hidden)
+        repeated += model.inputs.text_condition.tokens * per_text_token
+    return repeated
 
 
 def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:

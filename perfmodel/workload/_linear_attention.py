@@ -50,6 +50,25 @@ def recurrence_of_time_mix(mix: TimeMix) -> LinearRecurrence:
     )
 
 
+def _projections(local: ShardSizes, net: DeltaNet) -> list[Piece]:
+    """Products that make queries, keys and values, which are convolved, the output gate, and decay
+    and step of every head."""
+    values, convolved = net.values // local.tp, net.convolved // local.tp
+    decays, steps = net.decays // local.tp, net.steps // local.tp
+    if not net.gate_rank:
+        width = convolved + values + decays + steps
+        return [column_linear(local, width, local.hidden, kept_output=1.0)]
+
+    # Low-rank projections start on every rank, as those of latent attention; the second products
+    # are column-parallel.
+    return [
+        column_linear(local, convolved + steps, local.hidden, kept_output=1.0),
+        linear(local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0),
+        column_linear(local, values, net.gate_rank, kept_output=1.0),
+        column_linear(local, decays, net.gate_rank, kept_output=1.0),
+    ]
+
+
 def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> list[Piece]:
     """A gated delta net, or linear attention: input projections, causal convolution, the recurrence
     by chunks, gated norm, output projection.
@@ -71,30 +90,12 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
         model, local, "gated delta nets" if net.delta_rule else "linear attention"
     )
 
-    # Projected are queries, keys and values, which are convolved, the output gate, and decay and
-    # step of every head.
     heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
-    decays, steps = net.decays // tp, net.steps // tp
     tensor = float(local.tokens * local.act_bytes)
-    if net.gate_rank:
-        # Low-rank projections start on every rank, as those of latent attention; the second
-        # products are column-parallel.
-        projections = [
-            column_linear(local, convolved + steps, local.hidden, kept_output=1.0),
-            linear(
-                local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0
-            ),
-            column_linear(local, values, net.gate_rank, kept_output=1.0),
-            column_linear(local, decays, net.gate_rank, kept_output=1.0),
-        ]
-    else:
-        width = convolved + values + decays + steps
-        projections = [column_linear(local, width, local.hidden, kept_output=1.0)]
-    pieces = projections
+    pieces = _projections(local, net)
     if not net.input_gates:
         # The convolution and its activation are one kernel.
-        pieces = [
-            *projections,
+        pieces.append(
             pointwise(
                 local.precision,
                 [("silu", 1)],
@@ -102,8 +103,8 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
                 convolved,
                 params=convolved * net.conv_kernel,
                 saved_bytes=tensor * convolved,
-            ),
-        ]
+            )
+        )
     if net.delta_rule:
         # Queries and keys of unit length.
         pieces.append(
@@ -113,7 +114,7 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
         )
     # A rate for each head, or the bias of its input gate, and what is added to each decay before
     # its softplus.
-    trained_decays = 0 if net.fixed_decays else heads + decays
+    trained_decays = 0 if net.fixed_decays else heads + net.decays // tp
     return [
         *pieces,
         linear_recurrence(local, recurrence_of_net(net), heads, params=trained_decays),

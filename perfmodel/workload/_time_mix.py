@@ -17,6 +17,31 @@ from perfmodel.workload._piece import Piece, pointwise
 from perfmodel.workload._pointwise import gate
 
 
+def _projections(local: ShardSizes, mix: TimeMix, *, adds_values: bool) -> list[Piece]:
+    """Products that make receptances, keys and values, and those of gate, decays and rates."""
+    inner, keys = mix.inner // local.tp, mix.key_channels // local.tp
+
+    # Each projection has an input of its own, a mixture of a token and the one before it; they are
+    # gathered together.
+    receptances = column_linear(local, keys, local.hidden, kept_output=1.0)
+    other_keys = column_linear(local, keys, local.hidden, kept_output=1.0, communicates=False)
+    other = column_linear(local, inner, local.hidden, kept_output=1.0, communicates=False)
+    pieces = [receptances, other_keys, other]
+
+    # Further projections, full or through a few elements.
+    if mix.gate:
+        pieces.append(other)
+    for rank, width in (
+        (mix.gate_rank, inner),
+        (mix.decay_rank, keys),
+        (mix.rate_rank, keys),
+        (mix.value_rank if adds_values else 0, inner),
+    ):
+        if rank:
+            pieces += _low_rank(local, rank, width)
+    return pieces
+
+
 def time_mixing(
     model: Transformer, local: ShardSizes, mix: TimeMix, *, adds_values: bool = False
 ) -> list[Piece]:
@@ -36,31 +61,11 @@ def time_mixing(
     require_whole_sequence(model, local, "time mixing")
     inner, keys = mix.inner // tp, mix.key_channels // tp
 
-    # Each projection has an input of its own, a mixture of a token and the one before it; they are
-    # gathered together.
-    receptances = column_linear(local, keys, local.hidden, kept_output=1.0)
-    other_keys = column_linear(local, keys, local.hidden, kept_output=1.0, communicates=False)
-    other = column_linear(local, inner, local.hidden, kept_output=1.0, communicates=False)
     pieces = [
         _token_shift(local, mixtures=mix.mixtures),
         *_shares_of_mixtures(local, mix),
-        receptances,
-        other_keys,
-        other,
+        *_projections(local, mix, adds_values=adds_values),
     ]
-
-    # Further projections, full or through a few elements.
-    if mix.gate:
-        pieces.append(other)
-    for rank, width in (
-        (mix.gate_rank, inner),
-        (mix.decay_rank, keys),
-        (mix.rate_rank, keys),
-        (mix.value_rank if adds_values else 0, inner),
-    ):
-        if rank:
-            pieces += _low_rank(local, rank, width)
-
     tensor = float(local.tokens * local.act_bytes)
     if mix.rate_rank:
         # Keys of unit length are what the state forgets; rates scale the keys that it is given.

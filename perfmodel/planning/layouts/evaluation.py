@@ -161,28 +161,19 @@ def evaluate(
             evaluated |= _valued(score, numbers, known)
             ranked = _ranked(candidates, evaluated, distinct)
 
-            # Value and step time of the last wanted layout, which all others are measured
-            # against.
+            # A bound is never above the value, so a layout whose bound is worse than the value and
+            # step time of the last wanted layout cannot displace it.
             worst_kept = _NEVER
             if len(ranked.distinct) >= top:
                 last_wanted = ranked.distinct[top - 1]
                 worst_kept = evaluated[int(ranked.number[last_wanted])]
-            # A bound is never above the value, so a layout whose bound is worse than the worst
-            # wanted layout cannot displace it.
             remaining = score.below(*min(worst_kept, (cutoff, np.inf)))
             settled = np.concatenate([np.array(list(evaluated), np.int64), *dominated])
             remaining = remaining[~np.isin(remaining, settled)]
             complete = not len(remaining)
             report("evaluate", len(evaluated), len(evaluated) + len(remaining))
 
-            # The next batch has the lowest bounds, and among equal ones the shortest steps. Among
-            # millions of layouts only the nearest are sorted.
-            if len(remaining) > NEAR * BATCH:
-                nearest = np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]
-                remaining = remaining[nearest]
-            order = np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))
-            remaining = promising(remaining[order])
-            numbers = remaining[:BATCH]
+            numbers = promising(_nearest(score, remaining))[:BATCH]
     except KeyboardInterrupt:
         # Workers may have returned some step times of the interrupted batch.
         evaluated |= _valued(score, np.array(list(known.step_s), np.int64), known)
@@ -247,6 +238,17 @@ def _valued(
     value = score.value(numbers, step_s)
     value_and_step = zip(value.tolist(), step_s.tolist(), strict=True)
     return dict(zip(numbers.tolist(), value_and_step, strict=True))
+
+
+def _nearest(score: Score, numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " nearest"]:
+    """The layouts with the lowest bounds in their order, and among equal ones those with the
+    shortest steps; of many only the first `NEAR` batches."""
+    # Among millions of layouts only the nearest are sorted.
+    bound = score.bound[numbers]
+    if len(numbers) > NEAR * BATCH:
+        nearest = np.argpartition(bound, NEAR * BATCH)[: NEAR * BATCH]
+        numbers, bound = numbers[nearest], bound[nearest]
+    return numbers[np.lexsort((numbers, score.candidates.bound_s[numbers], bound))]
 
 
 def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray, " count"]:

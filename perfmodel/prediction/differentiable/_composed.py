@@ -15,7 +15,12 @@ from jaxtyping import Float, Int
 
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._block_times import block_times
-from perfmodel.prediction._communication import communication_events, event_entries, summed
+from perfmodel.prediction._communication import (
+    PartitionedStep,
+    communication_events,
+    event_entries,
+    summed,
+)
 from perfmodel.prediction._compose import LayoutBatch, weighted_programs
 from perfmodel.prediction._price import PriceTable, priced_events
 from perfmodel.prediction._problem import StepProblem
@@ -408,23 +413,21 @@ def _events_at_knots(
     """Events between blocks at all knots, where every stage has the number of layers of the
     knot."""
     placed, structure = layout_batch.composed[0].placed, layout_batch.program.structure
-    spans = structure.spans
     index: dict[Op, int] = {}
     knot_of_entry, class_of_entry, op_of_entry = [], [], []
     starts = np.cumsum(layers) - layers
     # Knots share most events: each distinct one is numbered once, so that it is priced once.
     for knot, n in enumerate(knots.tolist()):
-        counts = cuts.equal_stages(n, starts)
-        events = communication_events(
-            placed.ranks,
-            placed.states,
-            placed.blocks,
-            layout_batch.spec,
-            spans,
-            counts,
-            problem.job,
-            problem.cluster,
+        step = PartitionedStep(
+            ranks=placed.ranks,
+            states=placed.states,
+            blocks=placed.blocks,
+            spec=layout_batch.spec,
+            counts=cuts.equal_stages(n, starts),
+            job=problem.job,
+            cluster=problem.cluster,
         )
+        events = communication_events(step, structure.spans)
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)
         knot_of_entry.append(np.full(len(classes), knot))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.cost.learn.collectives._curves import (
     GRID,
@@ -320,23 +321,9 @@ class CollectivePrices:
         # have no such group; the row only serves interpolation between one node and two.
         one_node = log_s[0]
         if per_node > 1:
-            bridged = fabric.inside.link_class.bridged
-            in_node_prices = self._in_node_table(request, concurrent if bridged else 1.0)
-            ranks_inside = np.full(len(GRID), per_node)
-            one_node = _interpolated(in_node_prices, GRID, ranks_inside)
+            one_node, least = self._inside_nodes(request, per_node, ranks, concurrent)
             if not is_measured_series:
-                log_s = np.maximum(log_s, one_node)
-            if bridged and request.kind in RING_KINDS and not is_measured_series:
-                # a ring over all ranks sends more over each link inside a node than one over the
-                # node's own ranks
-                more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
-                in_ring = np.array(
-                    [
-                        _interpolated(in_node_prices, GRID + octaves, ranks_inside)
-                        for octaves in more_octaves
-                    ]
-                )
-                log_s = np.maximum(log_s, in_ring)
+                log_s = np.maximum(log_s, least)
 
         measured: dict[float, Curve] = {}
         for _, curves in parts:
@@ -344,6 +331,30 @@ class CollectivePrices:
                 if curve.ranks_per_node == per_node:
                     measured[node_count] = curve
         return _Table(NODES, np.concatenate([one_node[None], log_s]), measured, source)
+
+    def _inside_nodes(
+        self,
+        request: CollectiveRequest,
+        per_node: float,
+        ranks: Float[np.ndarray, "groups 1"],
+        concurrent: float,
+    ) -> tuple[Float[np.ndarray, " sizes"], Float[np.ndarray, "#groups sizes"]]:
+        """Logarithms of times inside a node: of a group of its ranks, and the least of groups over
+        several nodes."""
+        bridged = request.fabric.inside.link_class.bridged
+        in_node_prices = self._in_node_table(request, concurrent if bridged else 1.0)
+        ranks_inside = np.full(len(GRID), per_node)
+        one_node = _interpolated(in_node_prices, GRID, ranks_inside)
+        if not (bridged and request.kind in RING_KINDS):
+            return one_node, one_node[None]
+
+        # A ring over all ranks sends more over each link inside a node than one over the node's own
+        # ranks.
+        more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
+        in_ring = [
+            _interpolated(in_node_prices, GRID + octaves, ranks_inside) for octaves in more_octaves
+        ]
+        return one_node, np.maximum(one_node, np.array(in_ring))
 
     def _measured_curves(
         self, request: CollectiveRequest, between: bool, level: int, per_node: float
