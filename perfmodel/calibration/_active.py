@@ -179,6 +179,20 @@ class Selection:
         }
 
 
+def _check(pool: Sequence[Op], target_half_width: float, budget: int | None, batch: int) -> None:
+    """Raise `PerfModelError` for an empty pool, or figures that make no sense."""
+    if not pool:
+        raise PerfModelError(
+            "no event of these layouts can be measured on this machine; give other layouts or another backend"
+        )
+    if not 0 < target_half_width < 1:
+        raise PerfModelError(
+            f"the target interval must be a share between 0 and 1, got {target_half_width:g}"
+        )
+    if batch < 1 or (budget is not None and budget < 1):
+        raise PerfModelError(f"budget and batch must be at least 1, got {budget} and {batch}")
+
+
 def select(
     steps: Steps,
     pool: Sequence[Op],
@@ -213,16 +227,7 @@ def select(
     Raises:
         PerfModelError: for an empty pool, or a target, budget or batch that makes no sense.
     """
-    if not pool:
-        raise PerfModelError(
-            "no event of these layouts can be measured on this machine; give other layouts or another backend"
-        )
-    if not 0 < target_half_width < 1:
-        raise PerfModelError(
-            f"the target interval must be a share between 0 and 1, got {target_half_width:g}"
-        )
-    if batch < 1 or (budget is not None and budget < 1):
-        raise PerfModelError(f"budget and batch must be at least 1, got {budget} and {batch}")
+    _check(pool, target_half_width, budget, batch)
     measured_s = dict(measured or {})
     open_ops = [op for op in dict.fromkeys(pool) if op not in measured_s]
 

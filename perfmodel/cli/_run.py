@@ -17,6 +17,8 @@ from perfmodel.units import duration, number_of
 if TYPE_CHECKING:
     import numpy as np
 
+    from perfmodel.ir import Program
+
 _TOLERANCE = {8: 1e-10, 4: 1e-4, 2: 5e-2, 1: 0.0}
 """Largest relative error that rounding explains in a shallow program, by bytes of an element."""
 _ROUNDING = 4.0
@@ -80,18 +82,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: a program that is malformed or of another number of devices, or unusable
             inputs.
     """
-    from perfmodel.ir import execution, parse_program
+    from perfmodel.ir import execution
 
-    try:
-        text = read_text(arguments.program, data_limit_bytes())
-    except ValueError as error:
-        raise PerfModelError(
-            f"{arguments.program}: this is not a program in text form ({error})"
-        ) from None
-    try:
-        program = parse_program(text)
-    except PerfModelError as error:
-        raise PerfModelError(f"{arguments.program}: {error}") from None
+    program = _read_program(arguments.program)
     arguments.ranks = arguments.ranks or program.n_devices
     if program.n_devices != arguments.ranks:
         raise PerfModelError(
@@ -105,20 +98,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     # Compare with the reference executor. In a deep program rounding grows, so that a failed
     # comparison is repeated against what rounding of the inputs alone would change.
-    errors = {
-        name: _relative_error(result.outputs[name], value) for name, value in expected.items()
-    }
-    agree = all(
-        errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items()
-    )
+    errors = _relative_errors(result.outputs, expected)
+    tolerance = {name: _TOLERANCE[value.dtype.itemsize] for name, value in expected.items()}
+    agree = all(errors[name] <= tolerance[name] for name in expected)
     if not agree:
-        rounded = execution.execute(
-            program, execution.rounded_inputs(program, inputs, arguments.seed)
-        )
-        rounding = {name: _relative_error(rounded[name], value) for name, value in expected.items()}
+        rounded_inputs = execution.rounded_inputs(program, inputs, arguments.seed)
+        rounding = _relative_errors(execution.execute(program, rounded_inputs), expected)
         agree = all(
-            errors[name] <= max(_TOLERANCE[value.dtype.itemsize], _ROUNDING * rounding[name])
-            for name, value in expected.items()
+            errors[name] <= max(tolerance[name], _ROUNDING * rounding[name]) for name in expected
         )
     largest_error = None
     if not any(map(isnan, errors.values())):
@@ -176,6 +163,27 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
         raise PerfModelError(
             f"{arguments.inputs}: not a readable npz file of arrays ({error})"
         ) from None
+
+
+def _read_program(path: Path) -> "Program":
+    """The program in a text file."""
+    from perfmodel.ir import parse_program
+
+    try:
+        text = read_text(path, data_limit_bytes())
+    except ValueError as error:
+        raise PerfModelError(f"{path}: this is not a program in text form ({error})") from None
+    try:
+        return parse_program(text)
+    except PerfModelError as error:
+        raise PerfModelError(f"{path}: {error}") from None
+
+
+def _relative_errors(
+    computed: Mapping[str, "np.ndarray"], expected: Mapping[str, "np.ndarray"]
+) -> dict[str, float]:
+    """`_relative_error` of every output."""
+    return {name: _relative_error(computed[name], value) for name, value in expected.items()}
 
 
 def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:

@@ -160,6 +160,21 @@ def compare_clusters(
     )
 
 
+def _require_compared(prices: Mapping[str, float], clusters: Sequence[Cluster]) -> None:
+    """Raise `UnknownNameError` for a price of something that is not compared."""
+    # Such a price is a slip of the pen, which would otherwise change nothing and go unseen.
+    for key in prices:
+        if not any(_is_of(key, cluster) for cluster in clusters):
+            raise UnknownNameError(
+                "cluster or device of a price", key, [cluster.name for cluster in clusters]
+            )
+
+
+def _price_of(cluster: Cluster, prices: Mapping[str, float]) -> float | None:
+    """The first price that names the cluster or its device; None, the catalog's, if none does."""
+    return next((price for key, price in prices.items() if _is_of(key, cluster)), None)
+
+
 @shows_progress("compare-clusters")
 def compare_problems(
     problems: Sequence[Problem],
@@ -198,15 +213,7 @@ def compare_problems(
         raise UnknownNameError("order of clusters", by, ORDERS)
     started = time.perf_counter()
 
-    # A price of something that is not compared is a slip of the pen, which would otherwise change
-    # nothing and go unseen.
-    for key in prices or {}:
-        if not any(_is_of(key, problem.cluster) for problem in problems):
-            raise UnknownNameError(
-                "cluster or device of a price",
-                key,
-                [problem.cluster.name for problem in problems],
-            )
+    _require_compared(prices or {}, [problem.cluster for problem in problems])
     plans = []
     impossible = {}
     for done, problem in enumerate(problems):
@@ -222,9 +229,7 @@ def compare_problems(
         except PerfModelError as error:
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
-        # The first price that names the cluster or its device; the catalog's if none does.
-        prices_of_cluster = [price for key, price in (prices or {}).items() if _is_of(key, cluster)]
-        price = prices_of_cluster[0] if prices_of_cluster else None
+        price = _price_of(cluster, prices or {})
         run = training_run(
             prediction,
             problem,

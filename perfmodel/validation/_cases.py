@@ -260,22 +260,24 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         frameworks_of_source = {*frameworks[source == name].tolist()} - {""}
         sources[name] = {"frameworks": sorted(frameworks_of_source)} | figures(source == name)
     everything = figures(np.ones(len(runs), bool))
+    return {
+        "over_sources": over_sources(sources),
+        "sources": sources,
+        "all": everything,
+        "fits": fit_figures(runs, predicted["fits"], predicted["fits_probability"]),
+        "skipped": dict(skipped.most_common()),
+        "assumed": dict(_assumed_choices(predicted).most_common()),
+    }
+
+
+def _assumed_choices(predicted: pd.DataFrame) -> Counter[str]:
+    """How many rows assume each choice."""
     # How far a choice moves the time stands behind its name, and differs from row to row.
     assumed: Counter[str] = Counter()
     for assumptions in predicted["assumed"].dropna():
         for assumption in assumptions.split(", "):
             assumed[re.split(r" \(|: ", assumption)[0]] += 1
-    fits = fit_figures(runs, predicted["fits"], predicted["fits_probability"])
-    counts = {
-        "fits": fits,
-        "skipped": dict(skipped.most_common()),
-        "assumed": dict(assumed.most_common()),
-    }
-    return {
-        "over_sources": over_sources(sources),
-        "sources": sources,
-        "all": everything,
-    } | counts
+    return assumed
 
 
 def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -154,18 +154,15 @@ def _(model: UNet) -> Parameters:
     return Parameters(attention=attention, feed_forward=feed_forward, norms=norms)
 
 
-@_counted.register
-def _(model: Transformer) -> Parameters:
-    # Tables at both ends.
+def _embedding(model: Transformer) -> int:
+    """Tables of tokens, token types and positions, or the projection of patches."""
     h = model.hidden
-    v = model.vocab
     narrow = model.inputs.narrow_embedding
     width = table_width(model)
     small_width = width if narrow and narrow.all_tables else h
-    embedding = v * width + model.inputs.token_types * small_width
-    head = 0 if model.head.tied_embeddings else v * width
+    embedding = model.vocab * width + model.inputs.token_types * small_width
     if model.inputs.patches:
-        embedding, head = _patches(model, model.inputs.patches)
+        embedding = _patches(model, model.inputs.patches)[0]
     if model.inputs.positions == "learned":
         embedding += position_rows(model) * small_width
         if model.decoder_layers:
@@ -175,9 +172,24 @@ def _(model: Transformer) -> Parameters:
         embedding += spectrogram_weights(h, model.inputs.spectrogram) + 2 * h
     if narrow:
         embedding += width * h + (h if narrow.bias else 0)
-    stacks = 2 if model.decoder_layers else 1
     if model.inputs.positions == "relative":
+        stacks = 2 if model.decoder_layers else 1
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
+    return embedding
+
+
+@_counted.register
+def _(model: Transformer) -> Parameters:
+    h = model.hidden
+    v = model.vocab
+    narrow = model.inputs.narrow_embedding
+    width = table_width(model)
+    small_width = width if narrow and narrow.all_tables else h
+    stacks = 2 if model.decoder_layers else 1
+    embedding = _embedding(model)
+    head = 0 if model.head.tied_embeddings else v * width
+    if model.inputs.patches:
+        head = _patches(model, model.inputs.patches)[1]
 
     norms = 0
     if model.hybrid.layer_embedding:

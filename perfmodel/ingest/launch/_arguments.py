@@ -172,6 +172,24 @@ def listed_hosts(entries: Mapping[str, Entry], neighbours: Neighbours) -> dict[s
     }
 
 
+def _candidates(commands: Sequence[Command], known: frozenset[str]) -> list[Command]:
+    """The commands of a script among which the one that trains is looked for."""
+    programs = [command for command in commands if not command.argv[0].text.startswith("--")]
+    # Commands in branches that cannot be judged count only where no command that surely runs
+    # trains.
+    for certain in (True, False):
+        candidates = [command for command in programs if command.certain == certain]
+        if any(_known(command, known) for command in candidates):
+            return candidates
+
+    # A list of arguments alone: every line of it looks like a command.
+    bare_arguments: list[Word] = []
+    for command in commands:
+        if command.argv[0].text.startswith("--"):
+            bare_arguments += command.argv
+    return [Command(tuple(bare_arguments))]
+
+
 def read_arguments(
     text: str,
     place: str,
@@ -197,19 +215,7 @@ def read_arguments(
     # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build
     # them.
     script, job = followed_script(text, place, arguments, variables)
-    programs = [command for command in script.commands if not command.argv[0].text.startswith("--")]
-    # Commands in branches that cannot be judged count only where no command that surely runs
-    # trains.
-    commands = [command for command in programs if command.certain]
-    if not any(_known(command, known) for command in commands):
-        commands = [command for command in programs if not command.certain]
-    if not any(_known(command, known) for command in commands):
-        # A list of arguments alone: every line of it looks like a command.
-        bare_arguments: list[Word] = []
-        for command in script.commands:
-            if command.argv[0].text.startswith("--"):
-                bare_arguments += command.argv
-        commands = [Command(tuple(bare_arguments))]
+    commands = _candidates(script.commands, known)
     notes = [
         *script.notes,
         *(

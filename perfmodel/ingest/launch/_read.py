@@ -10,6 +10,7 @@ from typing import Final
 from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.files import TooLargeError, read_text
+from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import Launch, Overrides, Reading
 from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._recognise import recognised
@@ -158,19 +159,8 @@ def parse_launch(
             overrides,
             model=changed_model(source.recipe_model, stated.fields, source.entries, place),
         )
-    # Settings that the format has no key for stand in a comment that `export_launch` writes.
-    commented: Fields = {}
-    comment = _COMMENT.search(text)
-    if comment:
-        kept_layout = Layout.parse(comment[1])
-        if kept_layout.schedule.startswith("file:"):
-            raise LaunchFileError(
-                f"{place}: {kept_layout.schedule}: a launch file may not refer to a schedule file; give --layout"
-            )
-        names = [part.partition("=")[0] for part in comment[1].split(",")]
-        by_script = [name for name in form.in_script if name in names]
-        commented = {name: kept_layout.value(name) for name in (*form.elsewhere, *by_script)}
-        stated = replace(stated, fields=stated.fields | commented)
+    commented = _commented(text, place, form)
+    stated = replace(stated, fields=stated.fields | commented)
     framework = form.framework_of(stated, source.entries)
     launch = settle(
         stated,
@@ -201,3 +191,18 @@ def text_of(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise LaunchFileError(f"{path}: not a text file; give a launch file") from None
+
+
+def _commented(text: str, place: str, form: LaunchFormat) -> Fields:
+    """Settings that the format has no key for, from the comment that `export_launch` writes."""
+    comment = _COMMENT.search(text)
+    if comment is None:
+        return {}
+    layout = Layout.parse(comment[1])
+    if layout.schedule.startswith("file:"):
+        raise LaunchFileError(
+            f"{place}: {layout.schedule}: a launch file may not refer to a schedule file; give --layout"
+        )
+    names = [part.partition("=")[0] for part in comment[1].split(",")]
+    by_script = [name for name in form.in_script if name in names]
+    return {name: layout.value(name) for name in (*form.elsewhere, *by_script)}

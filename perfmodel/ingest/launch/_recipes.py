@@ -234,6 +234,17 @@ def _devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
     return world_of(settings)
 
 
+def _titan_names(flags: Mapping[str, Entry], command: Command) -> dict[str, str]:
+    """Module and config that a torchtitan command names by a flag or a variable."""
+    names = {}
+    for variable in _TITAN_DEFAULTS:
+        flag = flags.get(variable.lower())
+        name = str(flag.value) if flag else command.variables.get(variable)
+        if name is not None:
+            names[variable] = name
+    return names
+
+
 def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """A torchtitan command: since 2026 `--module` and `--config` name a recipe, earlier ones use a
     TOML file."""
@@ -276,12 +287,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
             entries = dict(read_toml(named.text, str(named.path)).entries)
     else:
         # Flags win over variables, and these over the defaults of run_train.sh.
-        names = {}
-        for variable in _TITAN_DEFAULTS:
-            flag = flags.get(variable.lower())
-            name = str(flag.value) if flag else command.variables.get(variable)
-            if name is not None:
-                names[variable] = name
+        names = _titan_names(flags, command)
         if not names:
             doubts = (
                 "everything that the command does not state may be wrong: it names no recipe "

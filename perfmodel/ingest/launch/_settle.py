@@ -117,6 +117,26 @@ def settle(
     )
 
 
+def _micro_batch(known: Fields, local: int | None, place: str) -> int | None:
+    """Sequences of a pass through the pipeline, as stated or from those of a replica; None where
+    neither is known."""
+    micro = known.get("micro_batch")
+    pp = known.get("pp", 1)
+    if micro is None and local is not None:
+        # With a pipeline, a replica's samples between two accumulations pass through it in several
+        # pieces.
+        micro = local
+        if pp > 1 and "pipeline_micro_batches" in known:
+            micro = _whole_quotient(
+                local / known["pipeline_micro_batches"],
+                place,
+                "sequences per micro-batch of the pipeline",
+            )
+    if pp > 1 and "pipeline_micro_batch" in known:
+        micro = known["pipeline_micro_batch"]
+    return micro
+
+
 def _degrees(
     known: Fields, overrides: Overrides, place: str, *, accumulation_is_stated: bool
 ) -> _Degrees:
@@ -156,18 +176,7 @@ def _degrees(
     # the pipeline.
     if local is None and "device_batch" in known:
         local = _whole_quotient(known["device_batch"] * group, place, "sequences per replica")
-    if micro is None and local is not None:
-        # With a pipeline, a replica's samples between two accumulations pass through it in several
-        # pieces.
-        micro = local
-        if pp > 1 and "pipeline_micro_batches" in known:
-            micro = _whole_quotient(
-                local / known["pipeline_micro_batches"],
-                place,
-                "sequences per micro-batch of the pipeline",
-            )
-    if pp > 1 and "pipeline_micro_batch" in known:
-        micro = known["pipeline_micro_batch"]
+    micro = _micro_batch(known, local, place)
     per_pass = local or micro
     if total is None and per_pass is not None:
         total = per_pass * dp * (accum or 1)

@@ -252,25 +252,7 @@ class _Reader:
                 op, "reduction", inputs, outputs, float(arrays[0].n_elements - out.n_elements)
             )
         if op in _ROW_WISE:
-            timed_as, per_element = _ROW_WISE[op]
-            flops = per_element * out.n_elements
-            # A window of n elements is joined by n - 1 operations; a global pooling's window is the
-            # image.
-            if op.endswith("Pool"):
-                window = arrays[0].n_elements // out.n_elements
-                if "kernel_shape" in a:
-                    window = prod(a["kernel_shape"])
-                flops = float(out.n_elements * (window - 1))
-            traffic = arrays[0].n_bytes + out.n_bytes
-            return Node(
-                op,
-                "kernel",
-                inputs,
-                outputs,
-                flops,
-                streamed(timed_as, arrays[0], traffic),
-                traffic,
-            )
+            return _row_wise(op, inputs, outputs, a)
         return unknown(op, inputs, outputs)
 
 
@@ -369,3 +351,21 @@ def _gather(inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[st
         streamed("copy", out, 2 * out.n_bytes),
         2 * out.n_bytes,
     )
+
+
+def _row_wise(
+    op: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[str, Any]
+) -> Node:
+    """A norm, softmax or pooling, which reads its operand once."""
+    source, out = inputs[0].array, outputs[0].array
+    timed_as, per_element = _ROW_WISE[op]
+    flops = per_element * out.n_elements
+    # A window of n elements is joined by n - 1 operations; a global pooling's window is the image.
+    if op.endswith("Pool"):
+        window = source.n_elements // out.n_elements
+        if "kernel_shape" in a:
+            window = prod(a["kernel_shape"])
+        flops = float(out.n_elements * (window - 1))
+    traffic = source.n_bytes + out.n_bytes
+    kernel = streamed(timed_as, source, traffic)
+    return Node(op, "kernel", inputs, outputs, flops, kernel, traffic)

@@ -263,7 +263,6 @@ class OpTable:
         time_s = times.time_s
         lo_s = times.lo_s
         hi_s = times.hi_s
-        names = times.provenance
         total = float(time_s.sum())
         kernel_s = float(time_s[: len(self.kernels)].sum())
 
@@ -284,10 +283,6 @@ class OpTable:
 
         # An allocator cannot use the last bytes, and a context takes its own.
         room = COMPILED.memory.usable_bytes(device.memory_bytes) - COMPILED.memory.context_bytes
-        provenance = {}
-        for name in sorted(set(names)):
-            is_of_name = np.array([row_name == name for row_name in names])
-            provenance[name] = float(sum(time_s[is_of_name])) / (total or 1.0)
         return StepEstimate(
             step_time_s=total,
             # A step takes no less than its kernels alone, however short the rest.
@@ -302,8 +297,8 @@ class OpTable:
             mfu=peak_s / total if total else 0.0,
             memory_bytes=self.memory_bytes,
             fits=None if self.memory_bytes is None else self.memory_bytes <= room,
-            provenance=provenance,
-            rows=_frame(rows, time_s, names),
+            provenance=_provenance_shares(times),
+            rows=_frame(rows, time_s, times.provenance),
         )
 
     def _repr_html_(self) -> str:
@@ -311,6 +306,16 @@ class OpTable:
 
 
 _NOT_SHAPE: Final = ("op", "dtype", "pass_", "accumulate")
+
+
+def _provenance_shares(times: EventTimes) -> dict[str, float]:
+    """Share of the time by where it comes from."""
+    total_s = float(times.time_s.sum()) or 1.0
+    shares = {}
+    for name in sorted(set(times.provenance)):
+        is_of_name = np.array([row_name == name for row_name in times.provenance])
+        shares[name] = float(sum(times.time_s[is_of_name])) / total_s
+    return shares
 
 
 def _shape(op: KernelOp) -> Mapping[str, Any]:

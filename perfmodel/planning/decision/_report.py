@@ -152,10 +152,10 @@ def report(
     machine, checked = _turned_by_batch(problem, calibration, predictions, report_progress)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
-    for i, (p, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
+    for i, (prediction, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
         report_progress("cost and failures", i, len(predictions))
         run = training_run(
-            p,
+            prediction,
             batch_problem,
             tariff=options.tariff,
             reliability=reliability,

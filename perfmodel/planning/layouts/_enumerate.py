@@ -97,25 +97,20 @@ def enumerate_grids(
             runnable.choices(degrees, _states(space, degrees, problem, cut.layers, rejected))
         )
 
-        # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
-        # own, or else most points of the common grid would be invalid.
         resident = tuple(state for state in states if not state.offload_layers)
         if recomputes and resident:
             valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
             yield LayoutGrid(
                 degrees, pipelines, shards, recomputes, resident, valid[:, None, :, None]
             )
+
+        # Offloaded layers need a pipeline of one stage and no recompute. They are a grid of their
+        # own, or else most points of the common grid would be invalid.
         offloaded = tuple(state for state in states if state.offload_layers)
         is_one_stage = pipelines == (PipelineChoice("1f1b", 1),)
         if offloaded and is_one_stage and PLAIN_RECOMPUTE in recomputes:
-            yield LayoutGrid(
-                degrees,
-                pipelines,
-                shards,
-                (PLAIN_RECOMPUTE,),
-                offloaded,
-                np.ones((1, 1, 1, 1), bool),
-            )
+            valid = np.ones((1, 1, 1, 1), bool)
+            yield LayoutGrid(degrees, pipelines, shards, (PLAIN_RECOMPUTE,), offloaded, valid)
 
 
 def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]:

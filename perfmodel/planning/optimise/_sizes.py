@@ -77,6 +77,39 @@ class MicroBatchResult:
         return vars(self) | {"not_launchable": self.not_launchable}
 
 
+class RefinedStructure(NamedTuple):
+    """A program whose classes differ by micro-batch."""
+
+    structure: Structure
+    old_class: Int[np.ndarray, " refined"]
+    """The class of the usual structure, for each new one."""
+    micro_batch: Int[np.ndarray, " refined"]
+    """The micro-batch of each new class; -1 for kinds that do not depend on it."""
+
+
+def _priced_sizes(
+    problem: StepProblem,
+    layout_batch: LayoutBatch,
+    refined: RefinedStructure,
+    sizes: Int[np.ndarray, " sizes"],
+) -> dict[str, Any]:
+    """Seconds of each class at every size of its micro-batch, for `_durations_of_sizes`."""
+    durations_of_size = []
+    for size in sizes.tolist():
+        sized = in_program_of(
+            problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size)
+        )
+        durations_of_size.append(durations(problem, sized)[0][refined.old_class])
+    return {
+        "sizes": sizes,
+        "by_size": np.stack(durations_of_size),
+        "micro_batch_of_class": np.maximum(refined.micro_batch, 0),
+        "scaled": refined.micro_batch >= 0,
+        "base": durations(problem, layout_batch)[0][refined.old_class],
+        "largest": float(sizes[-1]),
+    }
+
+
 def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult:
     """Find the best micro-batch sizes of a layout, by relaxation, rounding and single moves.
 
@@ -108,22 +141,9 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     # separate classes, whose seconds follow its size.
     refined = by_micro_batch(prepared(spec).structure)
 
-    # Price the sizes that fit, and 1, exactly; others are interpolated.
+    # The sizes that fit, and 1, are priced exactly; others are interpolated.
     sizes = np.array(sorted({1, *uniform}))
-    durations_of_size = []
-    for size in sizes.tolist():
-        sized = in_program_of(
-            problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size)
-        )
-        durations_of_size.append(durations(problem, sized)[0][refined.old_class])
-    constants = {
-        "sizes": sizes,
-        "by_size": np.stack(durations_of_size),
-        "micro_batch_of_class": np.maximum(refined.micro_batch, 0),
-        "scaled": refined.micro_batch >= 0,
-        "base": durations(problem, layout_batch)[0][refined.old_class],
-        "largest": float(sizes[-1]),
-    }
+    constants = _priced_sizes(problem, layout_batch, refined, sizes)
     program = compile_structure(refined.structure)
     total = spec.micro_batches * layout.micro_batch
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
@@ -155,16 +175,6 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
         evaluated=end.evaluated,
         seconds=time.perf_counter() - began,
     )
-
-
-class RefinedStructure(NamedTuple):
-    """A program whose classes differ by micro-batch."""
-
-    structure: Structure
-    old_class: Int[np.ndarray, " refined"]
-    """The class of the usual structure, for each new one."""
-    micro_batch: Int[np.ndarray, " refined"]
-    """The micro-batch of each new class; -1 for kinds that do not depend on it."""
 
 
 def by_micro_batch(
