@@ -37,9 +37,11 @@ from perfmodel.planning.layouts._result import (
     SearchResult,
 )
 from perfmodel.planning.layouts._robust import Robustness, robustness
+from perfmodel.planning.layouts._task import SearchTask
 from perfmodel.planning.layouts.evaluation import (
     Evaluated,
     Evaluations,
+    StepTimes,
     evaluate,
     fastest,
     fingerprint,
@@ -58,9 +60,7 @@ differently."""
 
 
 def answer(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
+    task: SearchTask,
     cutoff: float,
     executor: Executor,
     file: Path | None,
@@ -69,13 +69,14 @@ def answer(
     """Find the best layouts of one question; those above `cutoff` may be left out.
 
     Args:
-        question, goal, options: the job and its layouts, the objective, and how the search works.
+        task: the job and its layouts, the objective, and how the search works.
         cutoff: value of the goal above which layouts of an earlier question are better.
         executor: evaluates step times.
         file: file of step times, from which an interrupted search is continued; None for no file.
         report: called with the name of each stage and how far it is.
     """
     started = time.perf_counter()
+    question, goal, options = task.question, task.goal, task.options
 
     # A resume file belongs to one question: to the values that its step times follow from, not to
     # the names of the fields that hold them.
@@ -86,15 +87,16 @@ def answer(
     # A robust order may prefer a layout that is far from first by its median.
     at_least = max(options.top, ROBUST_POOL if options.robust else 0)
 
-    evaluation = _evaluation(question, goal, options, at_least, cutoff, executor, known, report)
+    step_times = StepTimes(question.context, executor, known)
+    evaluation = _evaluation(task, at_least, cutoff, step_times, report)
     candidates, evaluated = evaluation.candidates, evaluation.evaluated
 
     # Only the layouts that are shown get a full prediction with interval and account; ranking
     # needs step times alone. Then the stages of the most promising ones are cut anew, and both
     # are ranked together.
     best_numbers = evaluated.number[evaluated.distinct_satisfying[:at_least]]
-    even = _explained(question, goal, candidates, best_numbers, options.strict, report)
-    improved = _improved(question, goal, candidates, evaluated, even, options.method, report)
+    even = _explained(task, candidates, best_numbers, report)
+    improved = _improved(task, candidates, evaluated, even, report)
     ranked = even.with_cut(launchable_cuts(question, goal, improved))
     complete = evaluated.complete and improved.complete
     certificate = _certificate(question, evaluation.score, evaluated, ranked)
@@ -102,17 +104,7 @@ def answer(
     # Predictions err together, so a robust order may differ from that of the medians. The
     # recommended layout is chosen in this order, before the list is shortened to `top`.
     ordered = _robustly_ordered(goal, options, ranked)
-    recommended = recommend(
-        question,
-        goal,
-        options,
-        candidates,
-        ordered.ranked,
-        known,
-        executor,
-        report,
-        complete=complete,
-    )
+    recommended = recommend(task, candidates, ordered.ranked, step_times, report, complete=complete)
 
     # Neither an interrupted search nor one that another batch cut short has seen all layouts, and
     # so cannot say what keeps them from running.
@@ -162,36 +154,28 @@ class _Evaluation(NamedTuple):
 
 
 def _evaluation(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
-    at_least: int,
-    cutoff: float,
-    executor: Executor,
-    known: Evaluations,
-    report: Report,
+    task: SearchTask, at_least: int, cutoff: float, step_times: StepTimes, report: Report
 ) -> _Evaluation:
     """Bound all layouts, then evaluate those that the bounds leave open.
 
     Args:
         at_least: number of the best layouts that are wanted.
     """
+    options = task.options
     rejected: Counter[Rejection] = Counter()
-    candidates = _candidates(question, goal, options, at_least, rejected, report)
-    score = Score(goal, candidates)
+    candidates = _candidates(task, at_least, rejected, report)
+    score = Score(task.goal, candidates)
     score.count_impossible(rejected)
     evaluated = evaluate(
         score,
         int(np.isfinite(score.bound).sum()) if options.every else at_least,
-        question.context,
-        executor,
-        known,
+        step_times,
         report,
         cutoff,
         options.distinct,
         prune=options.distinct and not options.every,
     )
-    _count_rejected(rejected, goal, score, evaluated)
+    _count_rejected(rejected, task.goal, score, evaluated)
     return _Evaluation(candidates, score, evaluated, rejected)
 
 
@@ -235,16 +219,12 @@ def _fields_per_layout(goal: Goal, shown: "_Ordered") -> dict[str, Any]:
 
 
 def _candidates(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
-    at_least: int,
-    rejected: Counter[Rejection],
-    report: Report,
+    task: SearchTask, at_least: int, rejected: Counter[Rejection], report: Report
 ) -> Candidates:
     """Every possible layout with its memory and bound, or, if only the step time ranks, those that
     may be among the best."""
-    keeps_all = options.every or not goal.plain or question.space.fewer_devices
+    question = task.question
+    keeps_all = task.options.every or not task.goal.plain or question.space.fewer_devices
     try:
         return price(question, rejected, report, None if keeps_all else at_least)
     except LayoutError as error:
@@ -252,31 +232,29 @@ def _candidates(
 
 
 def _explained(
-    question: Question,
-    goal: Goal,
+    task: SearchTask,
     candidates: Candidates,
     numbers: Int[np.ndarray, " some"],
-    strict: bool,
     report: Report,
 ) -> Ranking:
     """Predict layouts in full, with even stages or with those that the framework chooses."""
     # Grids hold even stages; frameworks that balance stages by cost are explained with their cut.
     report("explain", 0, len(numbers))
-    layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
+    goal, strict = task.goal, task.options.strict
+    layouts = [task.question.as_run(layout) for layout in candidates.layouts(numbers)]
     predictions = [explain(goal.step_problem, layout, strict=strict) for layout in layouts]
     return ranking(goal, predictions, candidates.bound_s[numbers].tolist())
 
 
 def _improved(
-    question: Question,
-    goal: Goal,
+    task: SearchTask,
     candidates: Candidates,
     evaluated: Evaluated,
     even: Ranking,
-    method: str,
     report: Report,
 ) -> Improved:
     """The best layouts, with their stages divided anew where that may help."""
+    question, goal, method = task.question, task.goal, task.options.method
     framework = question.problem.framework
     takes_other_cuts = framework.capabilities.uneven_stages and not framework.launch.stages_by_cost
     cuts_stages = takes_other_cuts or question.space.any_framework

@@ -15,7 +15,7 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._pricing import price
-from perfmodel.planning.layouts.evaluation import Evaluations, evaluate_some
+from perfmodel.planning.layouts.evaluation import StepTimes, evaluate_some
 from perfmodel.planning.layouts.questions import Question
 from perfmodel.planning.layouts.search_words import Tariff
 from perfmodel.prediction import Prediction, explain
@@ -163,7 +163,7 @@ def _front(
     size = candidates.bound_s.shape
     bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
     open_layouts = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
-    known = Evaluations()
+    step_times = StepTimes(question.context, executor)
     evaluated = 0
     numbers = np.zeros(0, np.int64)
     values = np.zeros((0, len(goals)))
@@ -174,9 +174,9 @@ def _front(
         # another.
         evaluating = evaluating[non_dominated(bound[evaluating], ROUND)]
         open_layouts[evaluating] = False
-        evaluate_some(candidates, evaluating, question.context, executor, known)
+        evaluate_some(candidates, evaluating, step_times)
         evaluated += len(evaluating)
-        step_s = np.array([known.step_s[number] for number in evaluating.tolist()])
+        step_s = np.array([step_times.known.step_s[number] for number in evaluating.tolist()])
 
         # The step time alone is evaluated. The other objectives follow from it.
         after = goals[0].after(candidates, evaluating, step_s)

@@ -7,12 +7,10 @@ from jaxtyping import Int
 
 from perfmodel.display import Report
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._executor import Executor
 from perfmodel.planning.layouts._improve import Ranking, ranking
-from perfmodel.planning.layouts._objective import Goal, Score
-from perfmodel.planning.layouts.evaluation import Evaluations, evaluate
-from perfmodel.planning.layouts.questions import Question
-from perfmodel.planning.layouts.search_words import SearchOptions
+from perfmodel.planning.layouts._objective import Score
+from perfmodel.planning.layouts._task import SearchTask
+from perfmodel.planning.layouts.evaluation import StepTimes, evaluate
 from perfmodel.prediction import Prediction, explain
 from perfmodel.prediction.memory import fit_probabilities
 
@@ -24,13 +22,10 @@ SMALLEST: Final = 512
 
 
 def recommend(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
+    task: SearchTask,
     candidates: Candidates,
     ranked: Ranking,
-    known: Evaluations,
-    executor: Executor,
+    step_times: StepTimes,
     report: Report,
     *,
     complete: bool = True,
@@ -40,22 +35,19 @@ def recommend(
     Where there is none, the layout that fits most likely; None where no layout satisfies the goal.
 
     Args:
-        question: job and layouts.
-        goal: objective and constraints.
-        options: with the least probability, and whether times may be extrapolated.
+        task: the question; its options give the least probability, and whether times may be
+            extrapolated.
         candidates: all layouts of the question.
         ranked: the best of them, in the order of the search.
-        known: step times that were evaluated already.
-        executor: evaluates more of them.
+        step_times: those that were evaluated already, and what evaluates more of them.
         report: called with the name of each stage and how far it is.
         complete: False after an interrupt, when only `ranked` is looked at.
     """
-    if ranked.predictions and ranked.predictions[0].fits_probability >= options.min_fit:
+    goal, min_fit = task.goal, task.options.min_fit
+    if ranked.predictions and ranked.predictions[0].fits_probability >= min_fit:
         return ranked.predictions[0]
     sure = [
-        prediction
-        for prediction in ranked.predictions
-        if prediction.fits_probability >= options.min_fit
+        prediction for prediction in ranked.predictions if prediction.fits_probability >= min_fit
     ]
     safe = sure[:1]
 
@@ -63,29 +55,22 @@ def recommend(
     # which it leaves out, may be the best that fits surely.
     if complete and candidates.feasible:
         report("look for a layout that is sure to fit", 0, 0)
-        safe += _best_safe(question, goal, options, candidates, known, executor)
+        safe += _best_safe(task, candidates, step_times)
     if safe:
         values = goal.value(goal.quantities_of(safe))
         return safe[int(np.argmin(values))]
-    return _likeliest(question, goal, options, candidates if complete else None, ranked)
+    return _likeliest(task, candidates if complete else None, ranked)
 
 
-def _best_safe(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
-    candidates: Candidates,
-    known: Evaluations,
-    executor: Executor,
-) -> list[Prediction]:
+def _best_safe(task: SearchTask, candidates: Candidates, step_times: StepTimes) -> list[Prediction]:
     """The best layout of even stages that fits with a probability of at least `options.min_fit`, if
     there is one."""
-    problem = question.step_problem
+    problem, goal = task.question.step_problem, task.goal
 
     # A counter never shows less than what a layout needs, so that a layout which needs more than
     # this is ruled out before it is evaluated. The remaining layouts are examined in the order of
     # the objective.
-    share = problem.site.memory_spread().share_that_fits(options.min_fit)
+    share = problem.site.memory_spread().share_that_fits(task.options.min_fit)
     largest_bytes = max(
         on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,)
     )
@@ -97,9 +82,9 @@ def _best_safe(
     # The order by value is known only as far as it is evaluated. Look at ever longer prefixes of
     # it, each prefix's new part only.
     while n_seen < possible:
-        evaluated = evaluate(score, sought, question.context, executor, known, lambda *_: None)
+        evaluated = evaluate(score, sought, step_times, lambda *_: None)
         numbers = evaluated.number[np.isfinite(evaluated.value)][n_seen:sought]
-        prediction = _first_safe(question, options, candidates, numbers)
+        prediction = _first_safe(task, candidates, numbers)
         if prediction is not None:
             return [prediction]
         if not len(numbers) or not evaluated.complete:
@@ -110,12 +95,10 @@ def _best_safe(
 
 
 def _first_safe(
-    question: Question,
-    options: SearchOptions,
-    candidates: Candidates,
-    numbers: Int[np.ndarray, " some"],
+    task: SearchTask, candidates: Candidates, numbers: Int[np.ndarray, " some"]
 ) -> Prediction | None:
     """The first of some layouts that fits with a probability of at least `options.min_fit`."""
+    question, options = task.question, task.options
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
     for layout, probability in zip(
         layouts, fit_probabilities(question.step_problem, layouts), strict=True
@@ -126,11 +109,7 @@ def _first_safe(
 
 
 def _likeliest(
-    question: Question,
-    goal: Goal,
-    options: SearchOptions,
-    candidates: Candidates | None,
-    ranked: Ranking,
+    task: SearchTask, candidates: Candidates | None, ranked: Ranking
 ) -> Prediction | None:
     """The layout likeliest to fit, of those ranked and of the candidates with least memory."""
     likeliest = max(
@@ -138,6 +117,7 @@ def _likeliest(
     )
     if candidates is None or not candidates.feasible:
         return likeliest
+    question, goal = task.question, task.goal
     problem = question.step_problem
 
     # Layouts that need less memory are mostly, but not always, likelier to fit. Work out the
@@ -151,7 +131,7 @@ def _likeliest(
     for place in np.argsort(-probabilities, kind="stable").tolist():
         if likeliest is not None and probabilities[place] <= likeliest.fits_probability:
             break
-        prediction = explain(problem, layouts[place], strict=options.strict)
+        prediction = explain(problem, layouts[place], strict=task.options.strict)
         if ranking(goal, [prediction], [0.0]).predictions:  # it satisfies the constraints
             return prediction
     return likeliest

@@ -23,6 +23,7 @@ from perfmodel.planning.layouts._result import (
     best_of_batches,
 )
 from perfmodel.planning.layouts._space import Space
+from perfmodel.planning.layouts._task import SearchTask
 from perfmodel.planning.layouts.questions import Question, ask
 from perfmodel.planning.layouts.search_words import (
     SEARCH_WORDS,
@@ -121,19 +122,16 @@ def search(
     # Step times of different batches do not compare: a larger batch takes longer and does more.
     # Throughput does compare.
     objective = options.objective or ("tokens_per_s" if several else "step_time")
-    goals = []
+    tasks = []
     for question in questions:
-        goals.append(
-            Goal.parse(question.step_problem, objective, options.constraints, options.tariff)
-        )
+        goal = Goal.parse(question.step_problem, objective, options.constraints, options.tariff)
+        tasks.append(SearchTask(question, goal, options))
     with open_executor(options.workers, options.dask) as executor:
-        results = _search_in_turn(
-            questions, goals, options, executor, progress or (lambda *_: None)
-        )
+        results = _search_in_turn(tasks, executor, progress or (lambda *_: None))
     if not several:
         return results[0]
     tried = tuple(question.problem.job.global_batch for question in questions)
-    return best_of_batches(results, tried, goals[0].objective, options.top)
+    return best_of_batches(results, tried, tasks[0].goal.objective, options.top)
 
 
 def _completed(
@@ -173,22 +171,19 @@ def _require_known(of_problem: Mapping[str, Any]) -> None:
 
 
 def _search_in_turn(
-    questions: Sequence[Question],
-    goals: Sequence[Goal],
-    options: SearchOptions,
-    executor: Executor,
-    report: Report,
+    tasks: Sequence[SearchTask], executor: Executor, report: Report
 ) -> list[SearchResult]:
     """Results of one question after another, up to an interrupt; always at least one result."""
     results: list[SearchResult] = []
-    for question, goal in zip(questions, goals, strict=True):
+    for task in tasks:
         # The results of earlier questions rule out layouts that cannot be among the best.
         reached = chain.from_iterable(result.values for result in results)
-        values = sorted(goal.objective.display_value(value) for value in reached)
-        cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
-        file = _resume_file(question, options)
+        values = sorted(task.goal.objective.display_value(value) for value in reached)
+        top = task.options.top
+        cutoff = values[top - 1] if len(values) >= top else np.inf
+        file = _resume_file(task.question, task.options)
         try:
-            results.append(answer(question, goal, options, cutoff, executor, file, report))
+            results.append(answer(task, cutoff, executor, file, report))
         except KeyboardInterrupt:
             # An interrupt in the first question has nothing to return. A later interrupt returns
             # the results of the questions before.

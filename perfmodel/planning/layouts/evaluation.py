@@ -89,6 +89,18 @@ SHARES = 4
 """Parts of a batch for each worker, so that a slow one does not hold up the others."""
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the step times of a question's layouts come from."""
+
+    context: Context
+    """What they depend on besides the layout."""
+    executor: Executor
+    """Evaluates those that are not known yet."""
+    known: Evaluations = field(default_factory=Evaluations)
+    """Those that are known; new ones are added."""
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluated:
     """Evaluated layouts in the order of the goal, and the layouts that they ruled out."""
@@ -120,9 +132,7 @@ class Evaluated:
 def evaluate(
     score: Score,
     top: int,
-    context: Context,
-    executor: Executor,
-    known: Evaluations,
+    step_times: StepTimes,
     report: Report,
     cutoff: float = np.inf,
     distinct: bool = False,
@@ -138,7 +148,7 @@ def evaluate(
             goal is the step time alone.
     """
     prune = prune and score.goal.plain
-    candidates, bound = score.candidates, score.bound
+    candidates, bound, known = score.candidates, score.bound, step_times.known
 
     # Nothing is ruled out before at least `top` layouts have a value.
     at_first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
@@ -157,7 +167,7 @@ def evaluate(
     complete = not at_first
     try:
         while not complete:
-            evaluate_some(candidates, numbers, context, executor, known)
+            evaluate_some(candidates, numbers, step_times)
             evaluated |= _valued(score, numbers, known)
             ranked = _ranked(candidates, evaluated, distinct)
 
@@ -202,7 +212,7 @@ def fastest(question: Question, goal: Goal, executor: Executor = HERE) -> BestLa
     """
     priced = price(question, Counter())
     score = Score(replace(goal, step_problem=question.step_problem), priced)
-    evaluated = evaluate(score, 1, question.context, executor, Evaluations(), lambda *_: None)
+    evaluated = evaluate(score, 1, StepTimes(question.context, executor), lambda *_: None)
     if not len(evaluated.value) or not np.isfinite(evaluated.value[0]):
         return None
     return BestLayout(
@@ -267,13 +277,10 @@ def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray,
 
 
 def evaluate_some(
-    candidates: Candidates,
-    numbers: Int[np.ndarray, " some"],
-    context: Context,
-    executor: Executor,
-    known: Evaluations,
+    candidates: Candidates, numbers: Int[np.ndarray, " some"], step_times: StepTimes
 ) -> None:
     """Evaluate some layouts and store their step times."""
+    executor, known = step_times.executor, step_times.known
     # A resumed search does not evaluate known layouts again. New results are saved at once, because
     # an interrupt may follow.
     numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
@@ -282,7 +289,7 @@ def evaluate_some(
     layouts = candidates.layouts(numbers)
     shares = _shares(layouts, executor.workers)
     layouts_of_shares = [list(map(layouts.__getitem__, share)) for share in shares]
-    results = executor.map(partial(_step_s, context), layouts_of_shares)
+    results = executor.map(partial(_step_s, step_times.context), layouts_of_shares)
     for share, result in zip(shares, results, strict=True):
         known.step_s.update(zip(numbers[share].tolist(), result, strict=True))
     known.save()
