@@ -3,13 +3,12 @@
 The core is fused or in kernels of its own, on one device or over context-parallel ranks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound, Op
 from perfmodel.spec import Job, Model, Transformer
 from perfmodel.spec.parts import STREAM_LAYERS
-from perfmodel.units import dtype_bytes
-from perfmodel.workload._block import Comm
+from perfmodel.workload._context_parallel import ContextPart, context_parallel
 from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise, recomputed
 from perfmodel.workload._quantisation import cast_for_attention
@@ -41,7 +40,20 @@ def attention_core(
     parallelism)."""
     chunk = window if model.attention.chunked_window and window < seq_kv else 0
     if local.job.kernels.flash_attention:
-        core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+        attention = Attention(
+            op="flash_attention",
+            dtype="fp8" if local.job.narrow.fp8_attention else local.precision.wide_dtype,
+            batch=local.sequences,
+            heads=local.heads,
+            kv_heads=kv_heads,
+            seq_q=local.seq_local,
+            seq_kv=seq_kv,
+            head_dim=d_qk,
+            head_dim_v=0 if d_v == d_qk else d_v,
+            causal=causal,
+            window=window if window < seq_kv else 0,
+        )
+        core = _fused(local, attention, chunk)
         # Fused attention keeps its result for its own gradient. In 8 bits this is an additional
         # copy (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
         # `FusedAttnFunc`); otherwise it is the tensor that the output projection keeps too, or
@@ -226,55 +238,37 @@ def scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: in
     return joined(scale, added)
 
 
-def _fused(
-    local: ShardSizes,
-    kv_heads: int,
-    d_qk: int,
-    d_v: int,
-    seq_kv: int,
-    *,
-    causal: bool,
-    window: int,
-    chunk: int,
-) -> Piece:
+def _fused(local: ShardSizes, attention: Attention, chunk: int) -> Piece:
     """Flash attention, which keeps one fp32 statistic per query and head.
 
-    Chunks of a sequence are sequences of their own where a rank holds whole ones; else
-    (context-parallel ranks, cached tokens) a window of half their size stands for them, over which
-    tokens see as much on the mean.
+    Args:
+        attention: attention of the rank's queries to the keys of the whole sequence.
+        chunk: tokens that see each other alone; 0 where a sequence is not divided into chunks.
     """
-    if chunk and local.seq_local == seq_kv:
-        whole_chunks = -(-seq_kv // chunk)
+    # Chunks of a sequence are sequences of their own where a rank holds whole ones.
+    if chunk and local.seq_local == attention.seq_kv:
+        whole_chunks = -(-attention.seq_kv // chunk)
         part = replace(local, seq_local=chunk, sequences=local.sequences * whole_chunks)
-        return replace(
-            _fused(part, kv_heads, d_qk, d_v, chunk, causal=causal, window=0, chunk=0),
-            saved_bytes=4.0 * local.tokens * local.heads,
-        )
-    window = chunk // 2 or window
-    full_attention = Attention(
-        op="flash_attention",
-        dtype="fp8" if local.job.narrow.fp8_attention else local.precision.wide_dtype,
-        batch=local.sequences,
-        heads=local.heads,
-        kv_heads=kv_heads,
-        seq_q=local.seq_local,
-        seq_kv=seq_kv,
-        head_dim=d_qk,
-        head_dim_v=0 if d_v == d_qk else d_v,
-        causal=causal,
-        window=window if window < seq_kv else 0,
-    )
-    part = context_parallel(local, full_attention)
+        of_chunks = replace(attention, batch=part.sequences, seq_q=chunk, seq_kv=chunk, window=0)
+        return replace(_fused(part, of_chunks, 0), saved_bytes=4.0 * local.tokens * local.heads)
+
+    # Else (context-parallel ranks, cached tokens) a window of half their size stands for them, over
+    # which tokens see as much on the mean.
+    attention = replace(attention, window=chunk // 2 or attention.window)
+    part = ContextPart(steps=(attention,))
+    if local.shard.cp > 1:
+        part = context_parallel(local, attention)
 
     # 8-bit attention takes and gives narrow tensors: casts before and after it, both ways.
     operand_casts: tuple[MemoryBound, ...] = ()
     result_casts: tuple[MemoryBound, ...] = ()
     if local.job.narrow.fp8_attention:
         tokens = local.sequences * local.seq_local
-        operand_casts = (
-            cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v)),
-        )
-        result_casts = (cast_for_attention(local, tokens, local.heads * d_v),)
+        values = attention.head_dim_v or attention.head_dim
+        queries = local.heads * attention.head_dim
+        keys_and_values = attention.kv_heads * (attention.head_dim + values)
+        operand_casts = (cast_for_attention(local, tokens, queries + keys_and_values),)
+        result_casts = (cast_for_attention(local, tokens, local.heads * values),)
     return Piece(
         forward=(*operand_casts, *part.steps, *part.merges, *result_casts),
         backward_input=(
@@ -287,45 +281,6 @@ def _fused(
         backward_comm=part.backward_comm,
         saved_bytes=4.0 * local.tokens * local.heads,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContextPart:
-    """One rank's part of an attention."""
-
-    steps: tuple[Attention, ...]
-    """Forward kernels; each has one backward kernel."""
-    forward_comm: tuple[Comm, ...] = ()
-    """Exchanges of keys and values, or of heads, in the forward pass."""
-    backward_comm: tuple[Comm, ...] = ()
-    """Exchanges of the backward pass, gradients among them."""
-    merges: tuple[MemoryBound, ...] = ()
-    """Kernels that add a step's results to those of earlier steps."""
-    gradient_merges: tuple[MemoryBound, ...] = ()
-    """Kernels that add a step's gradients to those of earlier steps."""
-
-
-def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
-    """The part of an attention with this rank's queries over all keys and values.
-
-    Ranks wait for each other in every exchange, so the one with most visible keys counts. A causal
-    sequence is balanced by giving rank i the chunks i and 2 cp - 1 - i of 2 cp, so that each
-    computes 1/cp of the visible pairs (zigzag ring attention; Transformer Engine,
-    `AttnFuncWithCPAndKVP2P`). Split into contiguous parts, the last rank sees all keys: 2 - 1/cp
-    times the mean.
-
-    Args:
-        attention: attention of the rank's queries to the keys of the whole sequence.
-    """
-    if local.shard.cp == 1:
-        return ContextPart(steps=(attention,))
-    match local.shard.cp_kind:
-        case "ulysses":
-            return _ulysses(local, attention)
-        case "all_gather":
-            return _gathered(local, attention)
-        case kind:
-            return _ring(local, attention, gathered=kind == "gathered_ring")
 
 
 def undivided(model: Model, job: Job, op: Op) -> Attention | None:
@@ -358,145 +313,3 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     if op.seq_q + op.seq_kv == queries + keys:
         return None
     return replace(op, seq_q=queries, seq_kv=keys, causal=model.attention.causal)
-
-
-def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> ContextPart:
-    """Attention in cp steps, each with the keys and values of one rank, which pass around a ring or
-    are gathered.
-
-    Liu et al., arXiv 2310.01889.
-    """
-    cp = local.shard.cp
-    q = attention.seq_q
-    other_ranks = local.shard.cp - 1
-    keys_per_rank = attention.seq_kv // cp
-
-    # A window at least as long as the keys of a step hides none of them.
-    def step(keys: int, causal: bool) -> Attention:
-        window = attention.window if attention.window < keys else 0
-        return replace(attention, seq_kv=keys, causal=causal, window=window)
-
-    # The first step has the rank's own keys, under the causal mask. Each other step has the keys of
-    # one other rank. In a balanced causal ring that is half a square (all queries with the earlier
-    # half of the keys, or the later half of the queries with all keys); otherwise it is all keys of
-    # earlier tokens, which are spread over the ranks too.
-    half = keys_per_rank - q // 2 if attention.causal and local.shard.cp_balanced else keys_per_rank
-
-    # Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their
-    # gradients make cp, back to where they belong: the last with no step beside it. Where keys and
-    # values are gathered, only the first step could run meanwhile, which is not counted on.
-    kv = _keys_and_values(local, attention, 1 / cp)
-    kv = replace(kv, collective="send_recv", count=other_ranks, beside_attention=True)
-    gradients = replace(kv, count=other_ranks, beside_attention=True)
-    last = replace(kv, count=1, beside_attention=False)
-    all_kv = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
-
-    # Each step's result is added to those before, with its statistics, and so are gradients of
-    # queries, and of keys and values as they pass: in the type of the steps' results by one kernel
-    # (`flash_attn_fwd_out_correction_init` and `AttnFuncWithCPAndKVP2P.backward` of Transformer
-    # Engine), in fp32 by several (`_SDPAMerger` of torch.distributed's context parallelism).
-    rows = local.sequences * q
-    values = attention.heads * (attention.head_dim_v or attention.head_dim)
-    dtype = None if local.job.kernels.fuses("attention_merge") else "fp32"
-    summed = memory(
-        local.precision, "add", rows, attention.heads * attention.head_dim, 2, dtype=dtype
-    )
-    passed = memory(
-        local.precision,
-        "add",
-        local.sequences * keys_per_rank,
-        _width(attention),
-        2,
-        dtype=dtype,
-    )
-    first_step = step(keys_per_rank, attention.causal)
-    step_of_other_rank = step(half, causal=False)
-    return ContextPart(
-        steps=(first_step, *(step_of_other_rank,) * other_ranks),
-        forward_comm=(all_kv,) if gathered else (kv,),
-        backward_comm=(all_kv if gathered else kv, gradients, last),
-        merges=_merge(local, rows, values) * other_ranks,
-        gradient_merges=(summed, passed) * other_ranks,
-    )
-
-
-def _merge(local: ShardSizes, rows: int, width: int) -> tuple[MemoryBound, ...]:
-    """Kernels that add a step's results of [rows, width] to those before, rescaled by their
-    statistics."""
-    # One kernel that rescales and adds.
-    if local.job.kernels.fuses("attention_merge"):
-        return (memory(local.precision, "add", rows, width, 2),)
-
-    # Or a conversion to fp32, a difference, a product and another difference.
-    names = (("mul_scalar", 1), ("add", 2), ("mul", 2), ("add", 2))
-    return tuple(
-        memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names
-    )
-
-
-def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
-    """Attention after all keys and values have been gathered, again in backward.
-
-    Transformer Engine `AttnFuncWithCPAndKVAllGather`. Nothing runs beside the collectives.
-    """
-    cp, keys = local.shard.cp, attention.seq_kv
-    gather = replace(_keys_and_values(local, attention, 1.0), collective="all_gather")
-
-    # The two chunks of a balanced rank run one by one: of the first rank the first chunk of the
-    # sequence, which sees fewest keys, and the last, which sees all.
-    steps = (attention,)
-    if attention.causal and local.shard.cp_balanced:
-        chunk = attention.seq_q // 2
-        early_keys = keys - (2 * cp - 1) * chunk
-        early = replace(
-            attention,
-            seq_q=chunk,
-            seq_kv=early_keys,
-            window=attention.window if attention.window < early_keys else 0,
-        )
-        steps = (early, replace(attention, seq_q=chunk))
-
-    # Gradients of keys and values are reduced to where they belong.
-    return ContextPart(
-        steps=steps,
-        forward_comm=(gather,),
-        backward_comm=(gather, replace(gather, collective="reduce_scatter")),
-    )
-
-
-def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
-    """Attention of 1 / cp of the heads over the whole sequence; queries, keys and values are
-    exchanged before, results after.
-
-    DeepSpeed Ulysses, arXiv 2309.14509.
-    """
-    # Keys and values of fewer heads than ranks are copied for as many ranks as share them.
-    cp = local.shard.cp
-    kv_heads = max(attention.kv_heads, cp)
-    values = attention.head_dim_v or attention.head_dim
-    columns = attention.heads * attention.head_dim + kv_heads * (attention.head_dim + values)
-
-    column_bytes = local.sequences * attention.seq_q * local.act_bytes
-    exchange = Comm(collective="all_to_all", bytes=float(column_bytes * columns), group="cp")
-    back = replace(exchange, bytes=float(column_bytes * attention.heads * values))
-    kernel = replace(
-        attention,
-        seq_q=attention.seq_q * cp,
-        heads=attention.heads // cp,
-        kv_heads=max(1, attention.kv_heads // cp),
-    )
-    return ContextPart(
-        steps=(kernel,), forward_comm=(exchange, back), backward_comm=(back, exchange)
-    )
-
-
-def _keys_and_values(local: ShardSizes, attention: Attention, share: float) -> Comm:
-    """An exchange of `share` of the sequence's keys and values."""
-    tokens = local.sequences * attention.seq_kv * share
-    n_bytes = tokens * _width(attention) * dtype_bytes(attention.dtype)
-    return Comm(collective="send_recv", bytes=float(n_bytes), group="cp")
-
-
-def _width(attention: Attention) -> int:
-    """Elements of a token's keys and values."""
-    return attention.kv_heads * (attention.head_dim + (attention.head_dim_v or attention.head_dim))
