@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Final
 
 from annotated_types import Ge, Le
 
-from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, LlamaWithExperts, Qwen2Moe
+from perfmodel.catalog.huggingface._deepseek import DeepSeek
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, LlamaWithExperts, Qwen2Moe
 from perfmodel.catalog.huggingface._layers import (
     feed_forward_letters,
     letters_of,

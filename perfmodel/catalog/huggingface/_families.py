@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe, Lfm3
+from perfmodel.catalog.huggingface._deepseek import DeepSeek, DeepSeekSparse, DeepSeekV4, HyV4
 from perfmodel.catalog.huggingface._delta_nets import (
     BailingHybrid,
     KimiLinear,
@@ -68,12 +69,8 @@ from perfmodel.catalog.huggingface._experts import (
     Arctic,
     Cohere2Moe,
     Dbrx,
-    DeepSeek,
-    DeepSeekSparse,
-    DeepSeekV4,
     Glm4Moe,
     GptOss,
-    HyV4,
     Llama4,
     LlamaWithExperts,
     LongcatFlash,
