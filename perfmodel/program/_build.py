@@ -14,10 +14,8 @@ from perfmodel.program._communication import (
     add_layer_gathers,
     add_offloads,
     add_reductions,
-    add_step_end,
     add_step_gathers,
     add_transfers,
-    add_updates,
 )
 from perfmodel.program._passes import add_passes, variants_of
 from perfmodel.program._spec import ProgramSpec
@@ -29,6 +27,7 @@ from perfmodel.program._structure import (
     Structure,
     StructureBuilder,
 )
+from perfmodel.program._updates import add_step_end, add_updates
 from perfmodel.schedule import Schedule, require_valid
 
 
