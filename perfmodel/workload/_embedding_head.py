@@ -5,13 +5,18 @@ from typing import Final
 
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import Spectrogram
-from perfmodel.workload._block import Comm
+from perfmodel.workload._block import BlockOps, Comm
+from perfmodel.workload._compressed_attention import hyper_head
+from perfmodel.workload._layer_block import sent_on
+from perfmodel.workload._layer_embedding import lookup_of_layers
 from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import ShardSizes, masked_tokens
 from perfmodel.workload._lookup import added_table, token_lookup
 from perfmodel.workload._patches import patch_head, patch_pieces
-from perfmodel.workload._piece import Piece, memory, pointwise
+from perfmodel.workload._piece import Piece, assemble, memory, pointwise
 from perfmodel.workload._pointwise import norm, small_norm
+from perfmodel.workload._streams import stream_projections
+from perfmodel.workload._text_streams import text_pieces, text_sizes
 
 T5_RELATIVE_BUCKETS = 32
 """Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head
@@ -386,3 +391,62 @@ def _pooler(local: ShardSizes) -> list[Piece]:
             saved_bytes=float(pooled * h * local.act_bytes),
         ),
     ]
+
+
+def embedding_block(
+    name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None
+) -> BlockOps:
+    """The input block; T5's decoder input also normalises the output of `encoder` and passes it
+    on."""
+    pieces = embedding_pieces(model, local, decoder=encoder is not None)
+    if encoder:
+        encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
+        pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
+    encoder_bytes = encoder.hidden_bytes if encoder else 0.0
+    text = model.inputs.text_condition
+    if text:
+        stream = text_sizes(model, local, text)
+        pieces += text_pieces(model, stream, text)
+        encoder_bytes = stream.hidden_bytes
+    if model.hybrid.layer_embedding:
+        pieces += lookup_of_layers(model, local, model.hybrid.layer_embedding)
+    if model.hybrid.streams:
+        pieces += stream_projections(local, model.hybrid.streams)
+    if model.hybrid.hyper_connections:
+        # Every stream begins with the embedding.
+        encoder_bytes += (model.hybrid.hyper_connections.count - 1) * local.hidden_bytes
+    boundary_bytes, boundary_comm = sent_on(local, encoder_bytes)
+
+    # A frozen table has no gradient, though the layers after it have.
+    frozen = local.job.fine_tuning.frozen_embedding
+    if frozen:
+        pieces = [replace(piece, backward_weight=()) for piece in pieces]
+    block = assemble(
+        name,
+        pieces,
+        train=local.job.mode == "train",
+        is_layer=False,
+        workspace_bytes=local.hidden_bytes,
+        boundary_bytes=boundary_bytes,
+        boundary_comm=boundary_comm,
+        tied_params=local.vocab * local.hidden if encoder and not model.inputs.spectrogram else 0,
+    )
+    return replace(block, frozen_params=block.params) if frozen else block
+
+
+def head_block(model: Transformer, local: ShardSizes) -> BlockOps:
+    """The output block, which is not recomputed."""
+    # A tied table is held again on the last stage; heads of labels have a small projection of their
+    # own.
+    joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
+    if model.hybrid.hyper_connections:
+        joined = hyper_head(local, model.hybrid.hyper_connections)
+    is_tied = model.head.tied_embeddings and local.job.loss.head == "vocabulary"
+    return assemble(
+        "head",
+        [*joined, *head_pieces(model, local)],
+        train=local.job.mode == "train",
+        is_layer=False,
+        workspace_bytes=head_workspace_bytes(model, local),
+        tied_params=local.vocab * table_width(model) if is_tied else 0,
+    )

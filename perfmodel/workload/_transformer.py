@@ -13,18 +13,17 @@ from perfmodel.workload._compressed_attention import (
     COMPRESSED,
     compressed_attention,
     hyper_connection,
-    hyper_head,
 )
 from perfmodel.workload._embedding_head import (
-    embedding_pieces,
+    embedding_block,
+    head_block,
     head_pieces,
     head_workspace_bytes,
-    table_width,
 )
-from perfmodel.workload._experts import expert_feed_forward, route
+from perfmodel.workload._experts import expert_feed_forward
 from perfmodel.workload._indexer import indexer_pieces
-from perfmodel.workload._layer_block import layer_block, sent_on
-from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows, lookup_of_layers
+from perfmodel.workload._layer_block import layer_block
+from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows
 from perfmodel.workload._linear import column_linear
 from perfmodel.workload._linear_attention import delta_net_mixer
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
@@ -43,12 +42,12 @@ from perfmodel.workload._recurrent import (
     selective_scan_mixer,
     short_conv_mixer,
 )
+from perfmodel.workload._routing import route
 from perfmodel.workload._shared_block import owners, shared_block
-from perfmodel.workload._streams import stream_projections, updates
+from perfmodel.workload._streams import updates
 from perfmodel.workload._text_streams import (
     cross_attention_to_text,
     stream_block,
-    text_pieces,
     text_sizes,
 )
 from perfmodel.workload._time_mix import channel_mixing, time_mixing
@@ -121,10 +120,10 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
         body.append((replace(layers[kind], shares_with=shares_with), repeats))
     further_tokens = _further_tokens(model, local) if model.mtp.mtp_layers else ()
     return (
-        (_embedding("embedding", model, local), 1),
+        (embedding_block("embedding", model, local), 1),
         *body,
         *further_tokens,
-        (_head(model, local), 1),
+        (head_block(model, local), 1),
     )
 
 
@@ -439,9 +438,9 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     # it on to the next.
     passed_on = encoder.hidden_bytes
     return (
-        (_embedding("embedding", model, encoder), 1),
+        (embedding_block("embedding", model, encoder), 1),
         (layer_block("encoder_layer", encoder, encoder_layer, gradients=gradients), model.layers),
-        (_embedding("decoder_embedding", model, decoder, encoder), 1),
+        (embedding_block("decoder_embedding", model, decoder, encoder), 1),
         (
             layer_block(
                 "decoder_layer",
@@ -452,64 +451,5 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
             ),
             model.decoder_layers,
         ),
-        (_head(model, decoder), 1),
-    )
-
-
-def _embedding(
-    name: str, model: Transformer, local: ShardSizes, encoder: ShardSizes | None = None
-) -> BlockOps:
-    """The input block; T5's decoder input also normalises the output of `encoder` and passes it
-    on."""
-    pieces = embedding_pieces(model, local, decoder=encoder is not None)
-    if encoder:
-        encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
-        pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
-    encoder_bytes = encoder.hidden_bytes if encoder else 0.0
-    text = model.inputs.text_condition
-    if text:
-        stream = text_sizes(model, local, text)
-        pieces += text_pieces(model, stream, text)
-        encoder_bytes = stream.hidden_bytes
-    if model.hybrid.layer_embedding:
-        pieces += lookup_of_layers(model, local, model.hybrid.layer_embedding)
-    if model.hybrid.streams:
-        pieces += stream_projections(local, model.hybrid.streams)
-    if model.hybrid.hyper_connections:
-        # Every stream begins with the embedding.
-        encoder_bytes += (model.hybrid.hyper_connections.count - 1) * local.hidden_bytes
-    boundary_bytes, boundary_comm = sent_on(local, encoder_bytes)
-
-    # A frozen table has no gradient, though the layers after it have.
-    frozen = local.job.fine_tuning.frozen_embedding
-    if frozen:
-        pieces = [replace(piece, backward_weight=()) for piece in pieces]
-    block = assemble(
-        name,
-        pieces,
-        train=local.job.mode == "train",
-        is_layer=False,
-        workspace_bytes=local.hidden_bytes,
-        boundary_bytes=boundary_bytes,
-        boundary_comm=boundary_comm,
-        tied_params=local.vocab * local.hidden if encoder and not model.inputs.spectrogram else 0,
-    )
-    return replace(block, frozen_params=block.params) if frozen else block
-
-
-def _head(model: Transformer, local: ShardSizes) -> BlockOps:
-    """The output block, which is not recomputed."""
-    # A tied table is held again on the last stage; heads of labels have a small projection of their
-    # own.
-    joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
-    if model.hybrid.hyper_connections:
-        joined = hyper_head(local, model.hybrid.hyper_connections)
-    is_tied = model.head.tied_embeddings and local.job.loss.head == "vocabulary"
-    return assemble(
-        "head",
-        [*joined, *head_pieces(model, local)],
-        train=local.job.mode == "train",
-        is_layer=False,
-        workspace_bytes=head_workspace_bytes(model, local),
-        tied_params=local.vocab * table_width(model) if is_tied else 0,
+        (head_block(model, decoder), 1),
     )
