@@ -108,7 +108,7 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> str:
 
     # Every rank is compared, not only those that wait: another may be past this call, as a
     # broadcast's source waits for nobody.
-    waiting_calls = [(rank, call) for rank, missing in waiting.items() for call in missing]
+    waiting_calls = [(rank, call) for rank, outstanding in waiting.items() for call in outstanding]
     for (rank, call), other_rank in product(waiting_calls, calls):
         kind = calls[other_rank].get((call.group, call.number), call.kind)
         if kind != call.kind:
