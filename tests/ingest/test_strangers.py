@@ -1152,7 +1152,7 @@ def test_distilled_models_have_the_tokenizer_of_the_smaller_model(
     )
 
 
-ROUNDED_UP = ("gpt", "llama-like", "mpt", "pythia")
+ROUNDED_UP = ("gpt", "llama-like", "mpt", "olmoe", "pythia")
 """Models whose embeddings are rounded up from a tokenizer's vocabulary, each in its own way."""
 
 
