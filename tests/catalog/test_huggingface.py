@@ -619,6 +619,19 @@ def test_mixers_side_by_side_have_one_norm():
         replace(together, mixers="M*- ")
 
 
+def test_the_first_notation_of_lfm2_is_read_as_the_second():
+    """`block_ff_dim` is the size of the feed-forward, and `full_attn_idxs` numbers attentions."""
+    config = FAMILY_COUNTS["lfm2"]["config"]
+    kinds = config["layer_types"]
+    first = {key: config[key] for key in config if key not in ("intermediate_size", "layer_types")}
+    first |= {
+        "block_ff_dim": config["intermediate_size"],
+        "full_attn_idxs": [i for i, kind in enumerate(kinds) if kind == "full_attention"],
+    }
+    assert model_from_config(first).layer_groups == model_from_config(config).layer_groups
+    assert parameter_count(model_from_config(first)) == FAMILY_COUNTS["lfm2"]["parameters"]
+
+
 def test_a_layer_of_an_unknown_kind_is_refused():
     config = FAMILY_COUNTS["lfm2"]["config"] | {"layer_types": ["conv", "retention"] * 4}
     with pytest.raises(PerfModelError, match="layer_types must be 8 of conv, full_attention"):

@@ -443,3 +443,12 @@ def test_a_variable_that_nothing_refers_to_is_a_setting() -> None:
 def test_programs_that_are_not_read_are_named(name: str, text: str, tool: str) -> None:
     with pytest.raises(LaunchFileError, match=tool):
         read(name, text)
+
+
+def test_zero_in_the_name_of_a_norm_is_no_layout() -> None:
+    text = """\
+    trainer: {devices: 2, num_nodes: 1, precision: bf16}
+    model: {num_layers: 4, hidden_size: 256, num_attention_heads: 4, encoder_seq_length: 512,
+      micro_batch_size: 2, global_batch_size: 8, layernorm_zero_centered_gamma: true}
+    """
+    assert "layout" not in doubts(read("run.yaml", text))

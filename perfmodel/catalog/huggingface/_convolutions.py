@@ -35,6 +35,8 @@ class Lfm2(Llama):
     """LFM2: gated short convolutions in place of most attentions."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
+    # The first configurations on the hub name sizes of blocks, not of layers.
+    ALIASES: ClassVar[Mapping[str, str]] = {"block_ff_dim": "intermediate_size"}
 
     layer_types: tuple[str, ...] = ()
     full_attn_idxs: tuple[CountOrNone, ...] | None = None

@@ -94,6 +94,8 @@ _PHRASES: Final = (
     (re.compile(r"zero-memory"), Harm.MEMORY),
     # Programs that fine-tune call the rank of adapters so.
     (re.compile(r"^(rank|alpha|r)$|(^|-)(oft|boft|ia3|vera|loha|lokr|reft)(-|$)"), Harm.TRAINED),
+    # Norms whose scales are stored less one, which has nothing to do with ZeRO.
+    (re.compile(r"zero-centered"), Harm.TIME),
     # Weights that are trained whole beside adapters, such as embeddings.
     (re.compile(r"(^|-)(modules-to-save|additional-target)(-|$)"), Harm.TRAINED),
     # Stacks of layers of several kinds, some of which run beside one another.
