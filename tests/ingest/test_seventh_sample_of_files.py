@@ -437,6 +437,12 @@ def test_a_variable_that_nothing_refers_to_is_a_setting() -> None:
             "NeMo Automodel",
         ),
         ("c.yaml", "train-num-samples: 100\nbatch-size: 4\nmodel: m\n", "open_lm"),
+        (
+            "c.json",
+            '{"model_name_or_path": "m", "per_device_train_batch_size": 1, "sharding": "stage2", '
+            '"tensor_parallel_degree": 2}',
+            "PaddleNLP",
+        ),
         ("c.yaml", "platform: m\nmodules:\n  - {framework: torchtitan}\n", "Primus"),
     ],
 )
