@@ -4,13 +4,15 @@ that train.
 Files are rewritten: their names and numbers are others.
 """
 
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from perfmodel.catalog import read_network
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import Launch, parse_launch
+from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.workload import parameter_count
 
 
@@ -302,3 +304,101 @@ def test_a_program_of_a_user_names_its_optimizer(name: str) -> None:
         f"--zero_stage 2 --optimizer {name}\n",
     )
     assert (launch.job_fields["optimizer"], doubts(launch)) == (name, "")
+
+
+# --- trl -----------------------------------------------------------------------------------------
+
+TRL_MODEL = "--model_name_or_path Qwen/Qwen3-1.7B --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize("program", ["grpo", "rloo", "gkd", "online_dpo", "ppo", "dpo", "reward"])
+@pytest.mark.parametrize("form", ["trl {}", "accelerate launch examples/scripts/{}.py"])
+def test_every_program_of_trl_that_runs_further_models_says_so(program: str, form: str) -> None:
+    launch = read("run.sh", f"{form.format(program)} {TRL_MODEL} --num_processes 4\n", devices=4)
+    assert "runs further models or passes" in doubts(launch)
+    plain = read("run.sh", f"{form.format('sft')} {TRL_MODEL}\n", devices=4)
+    assert "further models" not in doubts(plain)
+
+
+def test_the_command_of_trl_takes_its_settings_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-1.7B\nper_device_train_batch_size: 3\nmax_length: 2048\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text("trl sft --config run.yaml --gradient_accumulation_steps 4\n")
+    launch = read_launch(script, devices=2)
+    assert (launch.global_batch, launch.seq_len, launch.may_be_wrong) == (24, 2048, ())
+    assert launch.job_fields["dtype"] == "bf16"
+    script.write_text("trl sft --config absent.yaml --model_name_or_path Qwen/Qwen3-1.7B\n")
+    assert "its settings file absent.yaml was not found" in doubts(read_launch(script, devices=2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_chunked"),
+    [("", True), ("--loss_type chunked_nll", True), ("--loss_type nll", False)],
+)
+@pytest.mark.parametrize("program", ["trl sft", "accelerate launch trl/scripts/sft.py"])
+def test_fine_tuning_by_trl_keeps_the_scores_of_a_chunk(
+    program: str, loss: str, is_chunked: bool
+) -> None:
+    launch = read("run.sh", f"{program} {TRL_MODEL} {loss}\n", devices=2)
+    assert launch.job_fields["chunked_loss"] is is_chunked
+    assert ("chunked_loss=true (trl's default" in assumed(launch)) == (not loss)
+    other = read("run.sh", f"accelerate launch train.py {TRL_MODEL}\n", devices=2)
+    assert "chunked_loss" not in other.job_fields
+
+
+# --- Others --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "engine", "spreads"),
+    [("0,1,2,3", 2, "", True), ("0,1", 2, "", False), ("0,1,2,3", 2, "--deepspeed zero2", False)],
+)
+def test_processes_that_see_several_devices_spread_their_layers(
+    visible: str, processes: int, engine: str, spreads: bool
+) -> None:
+    launch = read(
+        "run.sh",
+        f"CUDA_VISIBLE_DEVICES={visible} NPROC_PER_NODE={processes} swift sft --model Qwen/Qwen3-8B "
+        f"--per_device_train_batch_size 1 {engine}\n",
+    )
+    assert launch.devices == processes
+    assert ("spreads its layers over 2 of the 4 visible" in doubts(launch)) == spreads
+
+
+OLMO = "global_train_batch_size: 512\nmax_duration: 100\nmodel:\n  d_model: 64\n  n_layers: 2\n  n_heads: 2\n"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "  block_type: sequential",
+        "  layer_norm_type: default",
+        "  mlp_hidden_size: 128",
+        "  max_sequence_length: 2048",
+        "  embedding_size: 50304",
+    ],
+)
+def test_a_file_of_olmo_needs_no_tokenizer_to_be_told(key: str) -> None:
+    with pytest.raises(LaunchFileError, match="looks like OLMo, which perfmodel does not read"):
+        read("run.yaml", f"{OLMO}{key}\n")
+
+
+@pytest.mark.parametrize("rate", ["100 Gb/s", "200 Gbps"])
+@pytest.mark.parametrize("names", ["Ethernet InfiniBand", "InfiniBand Ethernet"])
+def test_one_rate_of_two_networks_is_open(rate: str, names: str) -> None:
+    assert read_network(f"{rate} {names}").not_understood == (
+        "Ethernet and InfiniBand at one rate",
+    )
+    for clear in (f"{rate} InfiniBand", f"{rate} Ethernet", f"{rate} Ethernet, InfiniBand"):
+        assert read_network(clear).not_understood == ()
+
+
+@pytest.mark.parametrize(
+    ("flag", "subject"),
+    [("--sparsity interspersed", "the model"), ("--checkpoint-in-cpu", "memory")],
+)
+def test_attention_of_a_part_and_inputs_on_the_host_are_doubts(flag: str, subject: str) -> None:
+    launch = read("run.sh", f"{LLAMA} {flag}\n")
+    assert f"{subject} may be wrong" in doubts(launch)

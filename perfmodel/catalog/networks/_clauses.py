@@ -154,6 +154,13 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
             )
         else:
             adapters = _with_token(adapters, kind, match)
+    # `100 Gb/s Ethernet InfiniBand` leaves open which of two networks has the rate. A generation
+    # (`HDR`) tells, and so does an adapter's own name.
+    families = {_FAMILY_OF_TOKEN.get(kind, "") for kind, _ in tokens}
+    other_families = sorted(families & set(NEVER_ON_ETHERNET)) if "Ethernet" in families else []
+    is_told = adapters.link_gbit_per_s is not None or adapters.ethernet_beside
+    if other_families and adapters.gbit_per_s is not None and not is_told:
+        unknown.append(f"Ethernet and {other_families[0]} at one rate")
     return adapters, unknown
 
 

@@ -58,7 +58,7 @@ from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
 
 _LOOKS_LIKE_ONE: Final = re.compile(
-    r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\boumi\b|\bxtuner\b"
+    r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btrl\s+\w|\btune\s+run\b|\boumi\b|\bxtuner\b"
     r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
     r"|colossalai|--plugin"
 )
@@ -75,6 +75,7 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)tune\s+run\b"), TORCHTUNE),
     (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
     (re.compile(r"verl[./]trainer[./]\w*sft_trainer"), VERL),
+    (TRL_COMMAND, TRAINER),
 )
 """Prefixes of the commands of front ends."""
 
@@ -181,7 +182,10 @@ def finetuning_command(
             f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}"
         )
     source = Source(
-        place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent
+        place=place,
+        entries=entries | world,
+        notes=(*script.notes, *notes, *remarks),
+        doubts=(*absent, *_spread_models(best, world)),
     )
     # These name no further files, and state their own devices.
     if best.form in (VERL, OLMO_CORE, COLOSSALAI):
@@ -350,8 +354,8 @@ def _without_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str,
     return [*launcher_arguments, *argv[end:]], entries
 
 
-_FRONT_ENDS: Final = ("swift", "llamafactory-cli", "axolotl", "tune", "xtuner")
-_SUBCOMMANDS: Final = ("sft", "pt", "rlhf", "train", "run")
+_FRONT_ENDS: Final = ("swift", "llamafactory-cli", "axolotl", "tune", "xtuner", "trl")
+_SUBCOMMANDS: Final = ("sft", "pt", "rlhf", "train", "run", "dpo", "kto", "reward", "grpo", "rloo")
 """Programs of front ends, which have no ending that tells a program, and the words behind them."""
 
 
@@ -482,6 +486,24 @@ def _world(
         return {}, remarks
     world = {"num_processes": Entry(fields["devices"], line)}
     return world, remarks
+
+
+def _spread_models(training: _Training, world: Mapping[str, Entry]) -> tuple[str, ...]:
+    """A doubt about processes of MS-Swift that see several devices each: every one of them puts its
+    model on all of them, one layer after the other (`swift/utils/torch_utils.py`,
+    `get_device_count`)."""
+    listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
+    is_on_torch = training.form is SWIFT and "deepspeed" not in training.entries
+    if not is_on_torch or not world or not re.fullmatch(r"\d+(,\d+)*", listed):
+        return ()
+    visible = listed.count(",") + 1
+    processes = int(world["num_processes"].value)
+    if visible < 2 * processes:
+        return ()
+    return (
+        f"the layout and memory may be wrong: each of the {processes} processes spreads its layers over "
+        f"{visible // processes} of the {visible} visible devices, but one device for each process is predicted",
+    )
 
 
 def _visible(training: _Training) -> int:

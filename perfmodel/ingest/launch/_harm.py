@@ -90,6 +90,10 @@ _PHRASES: Final = (
     (re.compile(r"^(use-)?(fused-|quick-|clamped-)?(swi|ge|re|li|i)?glu$"), Harm.MODEL),
     # Feed-forwards and losses that run over one part of the sequence after another.
     (re.compile(r"(^|-)(tiled|tiling)(-|$)"), Harm.MEMORY),
+    # What is kept of layers that are recomputed: inputs on the host, or divided among ranks.
+    (re.compile(r"checkpoint-in-cpu|cpu-checkpoint|partition(ed)?-activations"), Harm.MEMORY),
+    # Attention that looks at a part of the sequence (GPT-NeoX's `--sparsity`).
+    (re.compile(r"(^|-)sparsity(-|$)"), Harm.MODEL),
     # MindSpeed frees activations of experts (`--moe-zero-memory`).
     (re.compile(r"zero-memory"), Harm.MEMORY),
     # Programs that fine-tune call the rank of adapters so.

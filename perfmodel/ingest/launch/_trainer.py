@@ -36,6 +36,7 @@ from perfmodel.ingest.launch._trainer_names import (
     MICRO,
     MODEL_KEYS,
     OF_TRL,
+    OF_TRL_TUNING,
     OWN_PROGRAM,
     PACKINGS,
     PROGRAM,
@@ -43,6 +44,7 @@ from perfmodel.ingest.launch._trainer_names import (
     QUANTIZED,
     TENSOR,
     TORCH_TYPES,
+    TRL_GENERATES,
     TRL_LENGTH,
     WORLD,
 )
@@ -128,7 +130,8 @@ _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", 
 def _length_of_trl(settings: Mapping[str, Any]) -> Fields:
     """The length at which trl cuts sequences where nothing says it (`max_length` of `SFTConfig`,
     `DPOConfig` and others)."""
-    if len(settings) > 1 or not OF_TRL.search(str(settings.get(PROGRAM, ""))):
+    program = str(settings.get(PROGRAM, ""))
+    if len(settings) > 1 or not OF_TRL.search(program) or TRL_GENERATES.search(program):
         return {}
     return {
         "seq_len": TRL_LENGTH,
@@ -157,6 +160,23 @@ def _switches_of_trl(settings: Mapping[str, Any]) -> Fields:
     settled = ", ".join(f"{name}={value}" for name, value in fields.items())
     note = f"{settled} (trl's defaults since 0.20; earlier ones are fp32 and none)"
     return fields | {"note.switches": note}
+
+
+_TRL_LOSS: Final = "loss_type"
+
+
+def _loss_of_trl(settings: Mapping[str, Any]) -> Fields:
+    """Whether trl's plain fine-tuning computes its loss chunk by chunk, so that the scores of a
+    whole batch are never kept (`loss_type` of trl/trainer/sft_config.py)."""
+    if not OF_TRL_TUNING.search(str(settings.get(PROGRAM, ""))):
+        return {}
+    stated = settings.get(_TRL_LOSS)
+    if stated is not None:
+        return {"chunked_loss": str(stated) == "chunked_nll"}
+    note = (
+        "chunked_loss=true (trl's default of 2026; earlier versions keep the scores of all tokens)"
+    )
+    return {"chunked_loss": True, "note.loss": note}
 
 
 def named_model(settings: Mapping[str, Any]) -> Fields:
@@ -375,6 +395,7 @@ TRAINER: Final = LaunchFormat(
         Rule(keys=PACKINGS, read=packing_fields),
         RECOMPUTE_RULE,
         Rule(keys=(PROGRAM, *_TRL_SWITCHES), read=_switches_of_trl),
+        Rule(keys=(PROGRAM, _TRL_LOSS), read=_loss_of_trl),
         Rule(keys=(OWN_PROGRAM, DEFAULTS), read=_own_program),
         Rule(keys=(HALF_ASSUMED,), read=_half_assumed),
         read_only(TENSOR, "tp"),

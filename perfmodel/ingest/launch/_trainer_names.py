@@ -31,16 +31,24 @@ WORLD: Final = (
 """Entries for the number of processes that a launcher starts, from the command line or a file."""
 TRL_LENGTH: Final = 1024
 """Default of `max_length` in trl's configurations (trl/trainer/sft_config.py)."""
-TRL_COMMAND: Final = re.compile(r"(?:^|\s|/)trl\s+(sft|dpo|kto|reward)\s")
-"""trl's command, which starts the program of that name."""
+TRL_COMMAND: Final = re.compile(
+    r"(?:^|\s|/)trl\s+"
+    r"(sft|dpo|kto|reward|grpo|rloo|ppo|gkd|orpo|cpo|distillation|online[-_]dpo)(?=\s|$)"
+)
+"""trl's command, which starts the program of that name. Those behind `reward` run further models or
+passes, as the doubt about them says."""
 TRL_CLASS: Final = re.compile(r"(?:^|\.)(SFT|DPO|KTO|ORPO|CPO|GRPO|Reward)Config$")
 """Classes of trl's arguments in Python scripts."""
 OF_TRL: Final = re.compile(
-    r"(^|/)(examples|trl)/scripts/(sft|dpo|kto|orpo|cpo|reward)\w*\.py$"
-    r"|^trl (sft|dpo|kto|orpo|cpo|grpo|reward)$"
+    r"(^|/)(examples|trl)/scripts/(sft|dpo|kto|orpo|cpo|reward|grpo|rloo)\w*\.py$"
+    r"|^trl (sft|dpo|kto|orpo|cpo|grpo|rloo|reward)$"
 )
 """Values of `PROGRAM` for what has trl's defaults: its programs by their path, its command, and
 scripts that make its arguments."""
+OF_TRL_TUNING: Final = re.compile(r"(^|/)(examples|trl)/scripts/sft\w*\.py$|^trl sft$")
+"""Values of `PROGRAM` for trl's plain fine-tuning."""
+TRL_GENERATES: Final = re.compile(r"grpo|rloo")
+"""Names of trl's programs whose sequences are a prompt and a generated answer."""
 TRL_OLD_LENGTH: Final = "max_seq_length"
 """The name of `max_length` before version 0.20 of trl, which refuses it."""
 QLORA: Final = "use_qlora"
