@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -108,7 +108,9 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> str:
 
     # Every rank is compared, not only those that wait: another may be past this call, as a
     # broadcast's source waits for nobody.
-    waiting_calls = [(rank, call) for rank, outstanding in waiting.items() for call in outstanding]
+    waiting_calls = []
+    for rank, outstanding in waiting.items():
+        waiting_calls += zip(repeat(rank), outstanding)
     for (rank, call), other_rank in product(waiting_calls, calls):
         kind = calls[other_rank].get((call.group, call.number), call.kind)
         if kind != call.kind:
