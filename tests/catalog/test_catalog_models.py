@@ -1,3 +1,4 @@
+import json
 import pickle
 import re
 from pathlib import Path
@@ -64,6 +65,30 @@ def test_models_described_by_configurations_have_their_published_parameters(
     name: str, parameters: int
 ) -> None:
     assert parameter_count(model(name)) == parameters
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "mpnet", "ibert"])
+def test_two_rows_of_roberta_s_positions_are_of_no_token(tmp_path: Path, family: str) -> None:
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+    }
+
+    def read(model_type: str, rows: int) -> Transformer:
+        path = tmp_path / f"{model_type}.json"
+        path.write_text(
+            json.dumps(sizes | {"model_type": model_type, "max_position_embeddings": rows})
+        )
+        return model(path)
+
+    shifted, plain = read(family, 514), read("megatron-bert", 512)
+    assert (shifted.seq_len, plain.seq_len) == (512, 512)
+    token_types = 0 if family == "mpnet" else 2
+    rows_more = 2 + token_types - 2
+    assert parameter_count(shifted) == parameter_count(plain) + 64 * rows_more
 
 
 def test_an_unknown_name_is_answered_with_near_ones():

@@ -40,17 +40,28 @@ class Bert(Stack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roberta(Bert):
-    """RoBERTa: BERT without the pooler and the head that tells whether sentences follow one
-    another."""
+class WithoutPooler(Bert):
+    """BERT without the pooler and the head that tells whether sentences follow one another."""
 
     def fields(self) -> Fields:
         return super().fields() | {"pooler": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ernie(Roberta):
-    """ERNIE: RoBERTa's layers; ERNIE 3 adds an embedding of the task to each token (transformers
+class Roberta(WithoutPooler):
+    """RoBERTa: positions are counted from the number of the padding token, 1, so that 514 rows of
+    the table are 512 tokens (transformers models/roberta/modeling_roberta.py
+    `create_position_ids_from_input_ids`)."""
+
+    def fields(self) -> Fields:
+        rows = self.max_position_embeddings
+        tokens = max(1, rows - 2)
+        return super().fields() | {"seq_len": tokens, "position_offset": rows - tokens}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ernie(WithoutPooler):
+    """ERNIE: BERT's layers; ERNIE 3 adds an embedding of the task to each token (transformers
     models/ernie/modeling_ernie.py)."""
 
     use_task_id: bool = False
@@ -62,7 +73,7 @@ class Ernie(Roberta):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebertaV2(Roberta):
+class DebertaV2(WithoutPooler):
     """DeBERTa v2 and v3: attention also scores relative positions, whose embeddings come from a
     table and may be normalised (transformers models/deberta_v2/modeling_deberta_v2.py
     `DebertaV2Encoder`). Scores of relative positions are left out."""
@@ -129,7 +140,7 @@ class Deberta(DebertaV2):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Electra(Roberta):
+class Electra(WithoutPooler):
     """ELECTRA's discriminator, counted with the head of its generator. Small ones have embeddings
     that are narrower than their layers (transformers models/electra/modeling_electra.py
     `ElectraEmbeddings`)."""
@@ -199,7 +210,7 @@ class RoFormer(Bert):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NomicBert(Roberta):
+class NomicBert(WithoutPooler):
     """Nomic BERT: rotary positions and gated feed-forwards, no biases but those of norms and
     head."""
 

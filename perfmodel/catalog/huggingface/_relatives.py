@@ -237,7 +237,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "camembert": Relative(family="roberta"),
     "data2vec-text": Relative(family="roberta"),
     "distilbert": Relative(
-        family="roberta",
+        family="bert",
         aliases={
             "dim": "hidden_size",
             "n_layers": "num_hidden_layers",
@@ -245,14 +245,14 @@ RELATIVES: Final[Mapping[str, Relative]] = {
             "hidden_dim": "intermediate_size",
             "activation": "hidden_act",
         },
-        fields={"token_types": 0},
+        fields={"token_types": 0, "pooler": False},
     ),
     "gte": Relative(
         family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}
     ),
     "ibert": Relative(family="roberta"),
     "jina_embeddings_v3": Relative(family="roformer"),
-    "megatron-bert": Relative(family="roberta"),
+    "megatron-bert": Relative(family="bert", fields={"pooler": False}),
     "mpnet": Relative(family="roberta", fields={"token_types": 0}),
     "roberta-prelayernorm": Relative(family="roberta", fields={"embedding_norm": True}),
     "xlm-roberta": Relative(family="roberta"),
