@@ -456,7 +456,7 @@ COLOSSALAI: Final = LaunchFormat(
         ),
         Rule(
             keys=(PROGRAM,),
-            read=lambda settings: objective_fields(settings[PROGRAM], "the program"),
+            read=lambda settings: objective_fields(settings[PROGRAM]),
         ),
         Rule(keys=(DEFAULTS,), read=lambda settings: {"note.program": settings[DEFAULTS]}),
         # The benchmarks make sequences of full length.

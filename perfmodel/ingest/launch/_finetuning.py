@@ -136,13 +136,13 @@ _OBJECTIVE: Final = re.compile(
 or distillation."""
 
 
-def objective_fields(word: Any, key: str) -> Fields:
+def objective_fields(word: Any, key: str = "") -> Fields:
     """Record the doubt that an objective raises, if it runs other models or further passes. Only
     training on plain text raises none.
 
     Args:
         word: the objective that a file states, or the name of a program or loss.
-        key: the key that says it.
+        key: the key that says it; empty for the program itself.
     """
     # `DPOLoss` is one word, and so is `train_dpo.py`.
     spaced = re.sub(
@@ -150,9 +150,10 @@ def objective_fields(word: Any, key: str) -> Fields:
     ).replace("_", " ")
     if not _OBJECTIVE.search(spaced):
         return {}
+    said = f"{key}={word}" if key else word
     return {
         "doubt.stage": (
-            f"the training method may be wrong: {key}={word} runs further models or passes, but plain fine-tuning is "
+            f"the training method may be wrong: {said} runs further models or passes, but plain fine-tuning is "
             "predicted"
         )
     }

@@ -327,7 +327,7 @@ _PREFERENCES: Final = ("beta", "max_prompt_length", "max_completion_length", "nu
 def _objective(settings: Mapping[str, Any]) -> Fields:
     """Preference tuning and reinforcement, by the name of the program or by arguments that only
     they have."""
-    fields = objective_fields(settings.get(PROGRAM, ""), "the program")
+    fields = objective_fields(settings.get(PROGRAM, ""))
     if fields or all(name == PROGRAM for name in settings):
         return fields
     name = next(name for name in settings if name != PROGRAM)
