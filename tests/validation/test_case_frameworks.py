@@ -14,6 +14,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import (
     counter_of,
     predict_cases,
+    predict_run,
     read_case,
     unstated_share,
     validate_cases,
@@ -299,3 +300,34 @@ def test_layers_of_transformer_engine_are_a_framework_of_their_own(words: str):
     assert framework_name(row | {"framework_as_stated": "PyTorch"}) == "pytorch@2024"
     # Megatron-Core runs these layers anyway.
     assert framework_name(row | {"framework": "megatron-core@2025"}) == "megatron-core@2025"
+
+
+AROUND_A_NAME = ("{}", "{} 0.12", "{} v2.1", "{} (nightly)", "JAX ({})", "our fork of {}", "{} + x")
+
+
+@pytest.mark.parametrize("words", AROUND_A_NAME)
+@pytest.mark.parametrize("name", ["nemo", "Megatron-Bridge", "maxtext", "hf-trainer", "torchtitan"])
+def test_words_around_a_framework_s_name_leave_it_the_framework(name: str, words: str) -> None:
+    """Versions, hosts and forks do not make a framework that nobody knows."""
+    frameworks = {}
+    for column in (name, words.format(name)):
+        row = GPT | {"framework": column, "year": 2025, "dtype": "bf16", "tp": 8}
+        run = predict_run(row)
+        frameworks[column] = run.case.framework.label
+    assert len(set(frameworks.values())) == 1, frameworks
+    assert not any(name.startswith("framework") for name in run.assumed)
+
+
+@pytest.mark.parametrize(
+    ("column", "year", "label"),
+    [
+        ("Megatron-LM", 2025, "megatron-core@2025"),
+        ("Megatron-LM", 2023, "megatron-lm@2023"),
+        ("megatron-lm@2023", 2025, "megatron-lm@2023"),
+    ],
+)
+def test_megatron_lm_means_megatron_core_once_its_programs_train_that(
+    column: str, year: int, label: str
+) -> None:
+    row = GPT | {"framework": column, "year": year, "dtype": "bf16"}
+    assert predict_run(row).case.framework.label == label

@@ -6,6 +6,7 @@ one after another: the framework, the degrees and the batch (`_open_cells`), the
 of them (`representatives`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -275,6 +276,9 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     name_only, _, stated_year = run.framework_name.partition("@")
     year = stated_year or (str(run.year) if run.year else "")
     known = _catalog_name(name_only, year)
+    successor, since = _SUCCESSORS.get(known, ("", 0))
+    if successor and not stated_year and year and int(year) >= since:
+        known = successor
     if known and year:
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
@@ -314,21 +318,33 @@ def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float
 
 
 def _catalog_name(name_only: str, year: str) -> str:
-    """The catalog's framework for a name, by year if one is known; empty if there is none."""
-    while name_only:
-        try:
-            newest = catalog.framework_versions(name_only)[0].name
-        except PerfModelError:
-            name_only = name_only.rpartition("-")[0]
-            continue
-        # A name may mean an earlier framework in earlier years (`framework_names.toml`).
-        try:
-            return catalog.framework(f"{name_only}@{year}").name if year else newest
-        except PerfModelError:
-            return newest
+    """The catalog's framework for a name, by year if one is known; empty if there is none.
+
+    Words around the name, such as a version (`NeMo 25.04`), a switch (`torchtitan (compile)`) or
+    what it runs on (`JAX (MaxText)`), are left out: the longest name from the first word on counts,
+    else that from the second, and so on.
+    """
+    words = [word for word in _BETWEEN_WORDS.split(name_only) if word]
+    for first in range(len(words)):
+        for end in range(len(words), first, -1):
+            name = "-".join(words[first:end])
+            try:
+                newest = catalog.framework_versions(name)[0].name
+            except PerfModelError:
+                continue
+            # A name may mean an earlier framework in earlier years (`framework_names.toml`).
+            try:
+                return catalog.framework(f"{name}@{year}").name if year else newest
+            except PerfModelError:
+                return newest
     return ""
 
 
+_SUCCESSORS: Final = {"megatron-lm": ("megatron-core", 2025)}
+"""Frameworks whose programs train another's models from a year on, if the name states no year of
+its own: Megatron-LM's use Megatron-Core since `--use-mcore-models` became their default in 2024."""
+_BETWEEN_WORDS: Final = re.compile(r"[-\s/+,;:()\[\]]+")
+"""What stands between the words of a framework's name; points and underscores are part of them."""
 _LARGEST_DEGREE: Final = 1 << 12
 _IMPOSSIBLE: Final = 1e-6
 """Likelihood of a framework under which a run cannot be read."""
