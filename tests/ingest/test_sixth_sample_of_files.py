@@ -210,7 +210,8 @@ def test_what_a_command_of_trl_states_wins(program: str) -> None:
     assert launch.layout is not None
     assert launch.seq_len == 512
     assert (launch.job_fields["dtype"], launch.layout.recompute) == ("fp16", "none")
-    assert "trl's" not in assumed(launch)
+    assert "trl's default max_length" not in assumed(launch)
+    assert "recompute=full (trl's defaults" not in assumed(launch)
 
 
 def test_another_program_of_that_name_is_not_trl_s() -> None:
