@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,6 +247,42 @@ def test_what_repeats_is_granted_ahead_and_nothing_else_changes(tmp_path: Path, 
         (p, s, len(d)) for p, s, d in sorted(same.received)
     ]
     assert operations == same_operations
+
+
+@needs_compiler
+def test_an_operation_that_has_begun_is_not_granted_ahead(tmp_path: Path) -> None:
+    """Two operations announced at once, the second of which was foreseen: it is granted once, as it
+    is offered."""
+    kinds = [("all_reduce", 1000), ("all_gather", 1000), ("broadcast", 4)]
+    orders = Orders(address="", rank=1, world_size=3, real_ranks=(1,), out=str(tmp_path))
+    with peers(orders, Network(), PeerPlace()) as emulated:
+        rank = Rank.joined(emulated.orders, (0, 1, 2))
+
+        def call(numbers: Iterable[int]) -> None:
+            """Ask for all of the operations' messages first, then offer the others."""
+            called = [(slot_of(kinds[n % 3][0], n), *kinds[n % 3]) for n in numbers]
+            for slot, _, nbytes in called:
+                rank.say(0, RECV_READY, slot, nbytes)
+            for slot, kind, nbytes in called:
+                if kind == "all_reduce":
+                    rank.serve(len(rank.received) + 1)
+                if kind != "broadcast":
+                    rank.offer(2, slot, bytes(nbytes))
+
+        # often enough for each to be foreseen
+        for number in range(18):
+            call([number])
+            rank.serve(number + 1)
+        assert rank.ahead > 0
+        rank.grants.clear()
+        call([18, 19])
+        rank.serve(20)
+        call([20])
+        rank.serve(21)
+        assert not any(rank.grants.values())
+        for connection in rank.connections.values():
+            connection.socket.close()
+        emulated.end()
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_compiler), False])

@@ -514,12 +514,23 @@ static void foresee(const peer *p, operation *op, uint64_t nbytes) {
     ahead->messages = next->n_offers < AHEAD_MESSAGES ? next->n_offers : AHEAD_MESSAGES;
 }
 
+/* Whether the group's real rank has sent a message of this slot. */
+static int has_begun(const group *g, uint64_t slot) {
+    for (int i = g->n_operations; i--;)
+        if (g->operations[i]->slot == slot)
+            return 1;
+    return 0;
+}
+
 /* Grant the foreseen operation's first messages along with what is sent anyway. */
 static void grant_ahead(end_t *end, operation *op) {
     ahead_t *ahead = &end->group->ahead[(end->group->n_ahead - 1) % MOST_OPERATIONS];
     if (!ahead->due || ahead->place != end->peer)
         return;
     ahead->due = 0;
+    /* One that has begun meanwhile is granted as it is announced; granted twice, it would send more than is expected. */
+    if (has_begun(end->group, ahead->slot))
+        return;
     for (int i = 0; i < ahead->messages; i++)
         send_message(end, op, RECV_READY, ahead->slot, ahead->nbytes, NULL, NULL);
 }
