@@ -20,6 +20,7 @@ from perfmodel.ingest.launch._finetuning import (
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload
+from perfmodel.ingest.launch._model import LLAMA_LAYERS
 from perfmodel.ingest.launch._table import (
     NUMBER,
     TEXT,
@@ -350,16 +351,7 @@ _SIZES: Final[Mapping[str, Mapping[str, int]]] = {
     "70b": {"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn_hidden": 28672},
 }
 """`MODEL_CONFIGS` of the examples for Llama."""
-_LLAMA: Final = {
-    "model.vocab": 32000,
-    "model.gated_ffn": True,
-    "model.activation": "silu",
-    "model.norm": "rms_norm",
-    "model.positions": "rope",
-    "model.bias": False,
-    "model.dropout": False,
-    "model.tied_embeddings": False,
-}
+_LLAMA: Final = LLAMA_LAYERS | {"model.vocab": 32000, "model.tied_embeddings": False}
 
 
 def _sized_model(settings: Mapping[str, Any]) -> Fields:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._model import LLAMA_LAYERS
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -18,15 +19,7 @@ from perfmodel.ingest.launch._table import (
 )
 from perfmodel.ingest.launch._tokenizers import GPT2, vocabulary_of
 
-_LLAMA: Final = {
-    "model.norm": "rms_norm",
-    "model.positions": "rope",
-    "model.gated_ffn": True,
-    "model.activation": "silu",
-    "model.bias": False,
-    "model.tied_embeddings": False,
-    "model.dropout": False,
-}
+_LLAMA: Final = LLAMA_LAYERS | {"model.tied_embeddings": False}
 _GPT2: Final = {
     "model.norm": "layer_norm",
     "model.positions": "learned",

@@ -6,6 +6,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._maxtext_mesh import MESH_KEYS, mesh_degrees, write_mesh
 from perfmodel.ingest.launch._maxtext_model import MODEL
+from perfmodel.ingest.launch._model import LLAMA_LAYERS
 from perfmodel.ingest.launch._table import (
     FLAG,
     NUMBER,
@@ -296,16 +297,7 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=(HALF_CHIPS,), read=lambda settings: {"doubt.chips": _OF_HALVES}),
         *MODEL,
     ),
-    always={
-        "model.norm": "rms_norm",
-        "model.positions": "rope",
-        "model.bias": False,
-        "model.dropout": False,
-        "model.gated_ffn": True,
-        "model.activation": "silu",
-        "overlap_grad_reduce": True,
-        "overlap_param_gather": True,
-    },
+    always=LLAMA_LAYERS | {"overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
         # Names, places, data, logs and checkpoints of a run.
         "run_name",

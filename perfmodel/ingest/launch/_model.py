@@ -21,6 +21,15 @@ LATENT_DEFAULTS: Final = {
 }
 """Sizes of latent attention if a file does not state them (Megatron-Core
 `MLATransformerConfig`)."""
+LLAMA_LAYERS: Final[Fields] = {
+    "model.norm": "rms_norm",
+    "model.positions": "rope",
+    "model.gated_ffn": True,
+    "model.activation": "silu",
+    "model.bias": False,
+    "model.dropout": False,
+}
+"""Layers of LLaMA, which many frameworks build unless told otherwise."""
 PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.", "delta.")
 """Prefixes of fields that describe the model."""
 
@@ -72,6 +81,12 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     # The catalog's entry knows more (its name, longest sequence, source), and published runs are
     # found by its name.
     return _from_catalog(model) or model
+
+
+def gated_width(hidden: int) -> int:
+    """Width of LLaMA's gated feed-forward if nothing states it: two thirds of four times the hidden
+    size, rounded up to a multiple of 256."""
+    return -(-(8 * hidden // 3) // 256) * 256
 
 
 _WITH_WIDTH_OF_HEADS: Final = ("qwen3", "gemma", "mistral-nemo", "gpt-oss", "nemotron-h")

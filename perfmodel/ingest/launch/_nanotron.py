@@ -6,6 +6,7 @@ from typing import Any, Final
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._layer_patterns import expert_fields
+from perfmodel.ingest.launch._model import LLAMA_LAYERS
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -254,14 +255,7 @@ NANOTRON: Final = LaunchFormat(
         Rule(keys=_XGLM, read=_xglm),
         read_only(f"{_CONFIG}sliding_window_size", "model.window"),
     ),
-    always={
-        "model.gated_ffn": True,
-        "model.activation": "silu",
-        "model.norm": "rms_norm",
-        "model.positions": "rope",
-        "model.bias": False,
-        "model.dropout": False,
-    },
+    always=LLAMA_LAYERS,
     harmless=(
         # Tables without settings of a step.
         "checkpoints.*",

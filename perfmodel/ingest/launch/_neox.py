@@ -12,6 +12,7 @@ from perfmodel.ingest.launch._megatron_yaml import (
     as_switches,
     value_with_defaults,
 )
+from perfmodel.ingest.launch._model import gated_width
 
 _ONLY: Final = (
     "pipe-parallel-size",
@@ -209,7 +210,7 @@ def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -
         say(gate, True, "activation")
     hidden = values.get("hidden-size")
     if "intermediate-size" not in values and isinstance(hidden, int):
-        say("ffn-hidden-size", -(-int(2 * hidden * 4 / 3) // 256) * 256, "activation")
+        say("ffn-hidden-size", gated_width(hidden), "activation")
     elif values.get("mlp-type") != "llama":
         # `ParallelMLP` divides a stated size by three, as if it were that of an ungated
         # feed-forward; forks and converted checkpoints take it as it stands.

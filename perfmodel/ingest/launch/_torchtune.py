@@ -19,7 +19,7 @@ from perfmodel.ingest.launch._finetuning import (
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, stage_of_resharding
-from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._model import LLAMA_LAYERS, catalog_model, gated_width
 from perfmodel.ingest.launch._table import (
     FLAG,
     TEXT,
@@ -83,15 +83,7 @@ def model_name(builder: str) -> str:
     return name
 
 
-_OF_LLAMA: Final[Fields] = {
-    "model.norm": "rms_norm",
-    "model.positions": "rope",
-    "model.gated_ffn": True,
-    "model.activation": "silu",
-    "model.bias": False,
-    "model.tied_embeddings": False,
-    "model.dropout": False,
-}
+_OF_LLAMA: Final = LLAMA_LAYERS | {"model.tied_embeddings": False}
 _FAMILIES: Final[dict[str, Fields]] = {
     "llama2": _OF_LLAMA,
     "llama3": _OF_LLAMA,
@@ -124,12 +116,6 @@ _MODEL_KEYS: Final = (
 )
 
 
-def _ffn_hidden(hidden: int) -> int:
-    """Width of a gated feed-forward that nothing states: two thirds of four times the hidden size,
-    up to the next multiple of 256 (`scale_hidden_dim_for_mlp`)."""
-    return -(-(4 * hidden * 2 // 3) // 256) * 256
-
-
 def _model(settings: Mapping[str, Any]) -> Fields:
     """A model by the name of its builder, or by the sizes that a family's builder takes."""
     builder = TEXT.read(settings[_BUILDER])
@@ -141,7 +127,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         if settings.get(name) is not None:
             fields[field] = WHOLE.read(settings[name])
     if "model.hidden" in fields:
-        fields.setdefault("model.ffn_hidden", _ffn_hidden(fields["model.hidden"]))
+        fields.setdefault("model.ffn_hidden", gated_width(fields["model.hidden"]))
     if "model.tie_word_embeddings" in settings:
         fields["model.tied_embeddings"] = is_on(settings["model.tie_word_embeddings"])
     biases = [settings.get(f"model.{name}_proj_bias") for name in ("q", "k", "v")]

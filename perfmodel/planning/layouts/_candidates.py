@@ -1,7 +1,7 @@
 """All candidate layouts of a search, numbered, with their memory and lower bounds."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,14 +42,13 @@ class Candidates:
 
     def peak_bytes(self, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """Peak memory of some layouts."""
-        peaks = []
-        for grid, place in self._places(numbers):
+        peaks_bytes = np.empty(len(numbers))
+        for grid, positions, (pipeline, shard, recompute, state) in self._by_grid(numbers):
             cost = self.costs[grid]
-            pipeline, shard, recompute, state = np.unravel_index(place, cost.grid.shape)
-            peaks.append(
-                cost.peak_bytes[pipeline, cost.of_shard[shard], recompute, cost.of_state[state]]
-            )
-        return np.array(peaks, float)
+            peaks_bytes[positions] = cost.peak_bytes[
+                pipeline, cost.of_shard[shard], recompute, cost.of_state[state]
+            ]
+        return peaks_bytes
 
     def distinct(
         self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]
@@ -104,15 +103,11 @@ class Candidates:
         waits.
         """
         starts = self.starts
-        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
         is_dominated = np.zeros(len(numbers), bool)
-        for grid_index in np.unique(grid_of_layout).tolist():
-            in_grid = np.flatnonzero(grid_of_layout == grid_index)
-            grid = self.costs[grid_index].grid
-            bound_s = self.bound_s[starts[grid_index] :][: self.costs[grid_index].bound_s.size]
+        for index, positions, (pipeline, shard, recompute, states) in self._by_grid(numbers):
+            grid = self.costs[index].grid
+            bound_s = self.bound_s[starts[index] :][: self.costs[index].bound_s.size]
             fits = np.isfinite(bound_s.reshape(grid.shape))
-            place = numbers[in_grid] - starts[grid_index]
-            pipeline, shard, recompute, states = np.unravel_index(place, grid.shape)
 
             # For each choice of states the one that keeps on the device what this one offloads,
             # itself where none does.
@@ -125,8 +120,8 @@ class Candidates:
             # itself is none.
             fitting = fits[pipeline, shard, :, resident[states]]
             less = fitting & _recomputes_no_more(grid.recomputes)[recompute]
-            less[np.arange(len(in_grid)), recompute] &= resident[states] != states
-            is_dominated[in_grid] = less.any(axis=1)
+            less[np.arange(len(positions)), recompute] &= resident[states] != states
+            is_dominated[positions] = less.any(axis=1)
         return is_dominated
 
     def _places(self, numbers: Int[np.ndarray, " some"]) -> list[tuple[int, int]]:
@@ -136,6 +131,21 @@ class Candidates:
         return list(
             zip(grid_of_layout.tolist(), (numbers - starts[grid_of_layout]).tolist(), strict=True)
         )
+
+    def _by_grid(
+        self, numbers: Int[np.ndarray, " some"]
+    ) -> Iterator[tuple[int, Int[np.ndarray, " in_grid"], tuple[Int[np.ndarray, " in_grid"], ...]]]:
+        """Per grid that holds some of the layouts: its index, the positions of its layouts in
+        `numbers`, and their places on the axes of the grid."""
+        starts = self.starts
+        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
+        order = np.argsort(grid_of_layout, kind="stable")
+        grids, first = np.unique(grid_of_layout[order], return_index=True)
+        ends = np.append(first, len(order))[1:]
+        for grid, begin, end in zip(grids.tolist(), first.tolist(), ends.tolist(), strict=True):
+            positions = order[begin:end]
+            places = numbers[positions] - starts[grid]
+            yield grid, positions, np.unravel_index(places, self.costs[grid].grid.shape)
 
     def within(self, limit_bytes: float) -> "Candidates":
         """The same candidates; those that need more than `limit_bytes` no longer fit."""
@@ -147,14 +157,12 @@ class Candidates:
 
     def column_of(self, name: str, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """A numeric field of some layouts; see `column`."""
-        starts = self.starts
-        grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1
+        if name == "memory_bytes":
+            return self.peak_bytes(numbers)
         values = np.empty(len(numbers))
-        for grid_index in np.unique(grid_of_layout).tolist():
-            in_grid = np.flatnonzero(grid_of_layout == grid_index)
-            cost = self.costs[grid_index]
-            place = np.unravel_index(numbers[in_grid] - starts[grid_index], cost.grid.shape)
-            values[in_grid] = np.broadcast_to(_column(cost, name), cost.grid.shape)[place]
+        for grid, positions, places in self._by_grid(numbers):
+            cost = self.costs[grid]
+            values[positions] = np.broadcast_to(_column(cost, name), cost.grid.shape)[places]
         return values
 
     def column(self, name: str) -> Float[np.ndarray, " layouts"]:

@@ -123,9 +123,7 @@ def _likeliest(
     # Layouts that need less memory are mostly, but not always, likelier to fit. Work out the
     # probabilities of the smallest ones, and take the likeliest that satisfies the constraints.
     possible = np.flatnonzero(np.isfinite(Score(goal, candidates).bound))
-    smallest = possible[np.argsort(candidates.column_of("memory_bytes", possible), kind="stable")][
-        :SMALLEST
-    ]
+    smallest = possible[np.argsort(candidates.peak_bytes(possible), kind="stable")][:SMALLEST]
     layouts = [question.as_run(layout) for layout in candidates.layouts(smallest)]
     probabilities = np.array(fit_probabilities(problem, layouts))
     for place in np.argsort(-probabilities, kind="stable").tolist():
