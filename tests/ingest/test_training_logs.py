@@ -99,6 +99,10 @@ MEMORY_LINES = {
         (41.5 * GIB, 60.25 * GIB),
     ),
     "torchtitan": ("memory: 61.5GiB(77.65%)", (None, 61.5 * GIB)),
+    "PaddleNLP": (
+        "global_step: 1, max_memory_allocated: 41.5, max_memory_reserved: 60.25, interval_runtime: 1.1",
+        (41.5 * GIB, 60.25 * GIB),
+    ),
     "nanotron's fields": ("| cuda_max_memory_reserved: 64.5G |", (None, 64.5e9)),
     "MS-Swift": ("{'memory(GiB)': 61.5}", (None, 61.5 * GIB)),
 }
@@ -123,7 +127,8 @@ RESOLUTION_S = {"torchtitan": 2e-3, "deepspeed": 2e-3, "composer": 0.4}
     [
         form
         for form in FORMATS
-        if form not in ("megatron-bridge", "nemo", "maxtext", "torchtune", "xtuner")
+        if form
+        not in ("megatron-bridge", "nemo", "maxtext", "torchtune", "xtuner", "nanogpt", "llm.c")
     ],
 )
 def test_clocks_of_lines_are_as_far_apart_as_their_steps(form: str) -> None:
@@ -403,6 +408,34 @@ LINES = {
     "llm-foundry's bar": (
         "train          Epoch   0:    1%|#          | 11/1000 [01:08<1:42:10,  6.19s/ba, loss/train/total=9.1]",
         LoggedStep(step=11, seconds=6.19, clock_s=68.0),
+    ),
+    "llama2.c": (
+        "490 | loss 5.7543 | lr 4.900000e-05 | 8060.78ms | mfu 12.21%",
+        LoggedStep(step=491, seconds=8.06078),
+    ),
+    "nanoGPT with other losses": (
+        "iter 20: loss 5.4983, mae 0.1234, time: 135.10ms, mfu: 45.10%, eta: 1.20h",
+        LoggedStep(step=21, seconds=0.1351),
+    ),
+    "llm.c in PyTorch": (
+        "step    1/10 | train loss 4.367631 | norm 15.2045 | lr 1.00e-04 | (35.20 ms | 7268 tok/s)",
+        LoggedStep(step=1, seconds=0.0352),
+    ),
+    "fairseq of 2019": (
+        "| epoch 001:    450 / 1891 loss=11.521, nll_loss=10.881, ppl=1886.05, wps=50000, ups=0.5, wpb=100000, "
+        "bsz=5325, num_updates=445, lr=8.90889e-05, gnorm=1.543, clip=0%, loss_scale=2.000, wall=882, train_wall=756",
+        LoggedStep(step=445, seconds=2.0, clock_s=882.0),
+    ),
+    "fairseq as JSON": (
+        '{"epoch": 27, "update": 26.267, "loss": "8.206", "wps": "1200.0", "ups": "1.62", "wpb": "600.0", '
+        '"bsz": "46.4", "num_updates": "33700", "lr": "0.00017", "gnorm": "1.833", "train_wall": "61", '
+        '"wall": "30542"}',
+        LoggedStep(step=33700, seconds=0.5, clock_s=30542.0),
+    ),
+    "PaddleNLP of several steps": (
+        "[2022-08-31 16:19:16,008] [    INFO] - loss: 3.25806541, learning_rate: 2.999e-05, global_step: 10, "
+        "interval_runtime: 85.2, interval_samples_per_second: 30.05, interval_steps_per_second: 0.1174, epoch: 0.02",
+        LoggedStep(step=10, seconds=8.52, clock_s=715277956.008),
     ),
     "levanter after a day": (
         "Progress on:train 91.2kit/100.0kit rate:1.3s/it remaining:1:57:15 elapsed:1 day, 9:15:08 postfix:loss=7.1",

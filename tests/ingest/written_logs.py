@@ -19,6 +19,10 @@ FORMATS = (
     "nemo-automodel",
     "torchtune",
     "xtuner",
+    "nanogpt",
+    "llm.c",
+    "fairseq",
+    "paddlenlp",
 )
 _START = datetime(2025, 3, 4, 10, 0, 0)
 
@@ -125,6 +129,10 @@ def _evaluation(form: str, step: int) -> str:
         "composer": "\t Eval metrics/eval/LanguagePerplexity: 12.3456",
         "hf-trainer": "{'eval_loss': 2.1, 'eval_runtime': 12.3, 'epoch': 0.12}",
         "torchtitan": f"[titan] INFO - validate step: {step}  loss:  2.1000",
+        "nanogpt": f"step {step}: train loss 2.1000, val loss 2.1500",
+        "llm.c": "val loss 2.150000",
+        "fairseq": f"| valid | epoch 001 | valid on 'valid' subset | loss 2.1 | num_updates {step}",
+        "paddlenlp": "[2025-03-04 10:00:00,000] [    INFO] - ***** Running Evaluation *****",
         "maxtext": f"eval metrics after step: {step}, loss=2.100, total_weights=65536",
     }.get(
         form, f" validation loss at iteration {step} on validation set | lm loss value: 2.1E+00 | "
@@ -316,7 +324,42 @@ def _xtuner(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[s
     ]
 
 
+def _nanogpt(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    return [f"iter {step - 1}: loss 5.4983, time {seconds * 1000:.2f}ms, mfu 45.10%"]
+
+
+def _llm_c(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    rate = run.global_batch * run.seq_len / seconds
+    return [
+        f"step {step:4d}/1000 | loss 3.208939 (+nanz)| norm 1.4800 (+0.32z)| lr 3.00e-04 | "
+        f"{seconds * 1000:.2f} ms | 48.1% bf16 MFU | {rate:.0f} tok/s"
+    ]
+
+
+def _fairseq(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    words = run.global_batch * run.seq_len
+    return [
+        f"{now:%Y-%m-%d %H:%M:%S} | INFO | train_inner | epoch 001: {step:6d} / 160368 loss=9.255, ppl=611.12, "
+        f"wps={words / seconds:.1f}, ups={1 / seconds:.2f}, wpb={words:.1f}, bsz={run.global_batch}, "
+        f"num_updates={step}, lr=2.8e-05, gnorm=3.23, train_wall={seconds:.0f}, gb_free=12.3, wall=1236"
+    ]
+
+
+def _paddle(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    return [
+        f"[{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03d}] [    INFO] - loss: 9.2551, learning_rate: 2e-06, "
+        f"global_step: {step}, current_memory_allocated: 7.549, max_memory_allocated: {run.reserved_gib * 0.9}, "
+        f"max_memory_reserved: {run.reserved_gib}, interval_runtime: {seconds:.4f}, "
+        f"interval_samples_per_second: {run.global_batch / seconds:.4f}, "
+        f"interval_steps_per_second: {1 / seconds:.4f}, progress_or_epoch: 0.0"
+    ]
+
+
 _WRITERS = {
+    "nanogpt": _nanogpt,
+    "llm.c": _llm_c,
+    "fairseq": _fairseq,
+    "paddlenlp": _paddle,
     "nemo-automodel": _automodel,
     "torchtune": _torchtune,
     "xtuner": _xtuner,

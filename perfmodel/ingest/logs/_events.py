@@ -27,7 +27,8 @@ _KINDS: Final[tuple[tuple[EventKind, re.Pattern[str]], ...]] = (
         "evaluation",
         re.compile(
             r"validation loss at iteration|\*+ Running Evaluation|\bEval (?:metrics|time)/|'eval_loss'|"
-            r"\bvalidate step:|Progress on:eval|eval metrics after step",
+            r"\bvalidate step:|Progress on:eval|eval metrics after step|"
+            r"\bstep \d+: train loss [\d.]+, val loss|\bval loss [\d.]+|valid on 'valid' subset",
             re.IGNORECASE,
         ),
     ),
@@ -180,6 +181,7 @@ _ALLOCATED: Final = (
     (re.compile(r"\| mem ([\d.]+) GiB"), GIB),
     (re.compile(r"Iter\(train\).*\bmemory: (\d+)"), MIB),
     (re.compile(r"memory/max_allocated \(GiB\)': ([\d.]+)"), GIB),
+    (re.compile(r"\bmax_memory_allocated: ([\d.]+)(?=, | ?GB)"), GIB),
 )
 _RESERVED: Final = (
     (re.compile(r"max reserved: ([\d.]+)(?! ?[GM]i?B)"), MIB),
@@ -190,6 +192,7 @@ _RESERVED: Final = (
     (re.compile(r"\bpeak_memory_reserved:([\d.]+)"), GIB),
     (re.compile(r"""['"]memory\(GiB\)['"]: ['"]?([\d.]+)"""), GIB),
     (re.compile(r"memory/device_reserved \(GiB\)': ([\d.]+)"), GIB),
+    (re.compile(r"\b(?:gpu_)?max_memory_reserved: ([\d.]+)(?=, | ?GB)"), GIB),
 )
 """Patterns of memory figures in lines, with their units. DeepSpeed writes GB for GiB, Composer GB
 for 10^9 bytes."""

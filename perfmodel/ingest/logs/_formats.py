@@ -23,6 +23,16 @@ from perfmodel.ingest.logs._front_ends import (
     xtuner_step,
 )
 from perfmodel.ingest.logs._log import LoggedStep
+from perfmodel.ingest.logs._research_code import (
+    FAIRSEQ,
+    LLM_C,
+    NANOGPT,
+    PADDLE,
+    fairseq_step,
+    llm_c_step,
+    nanogpt_step,
+    paddle_step,
+)
 from perfmodel.ingest.logs._text import clock_seconds, duration_seconds, number, piped_fields
 
 
@@ -247,6 +257,10 @@ FORMATS: Final = (
     LogFormat(name="nemo-automodel", marks=AUTOMODEL, read=_by_line(AUTOMODEL, automodel_step)),
     LogFormat(name="torchtune", marks=TORCHTUNE, read=_by_line(TORCHTUNE, torchtune_step)),
     LogFormat(name="xtuner", marks=XTUNER, read=_by_line(XTUNER, xtuner_step)),
+    LogFormat(name="paddlenlp", marks=PADDLE, read=_by_line(PADDLE, paddle_step)),
+    LogFormat(name="llm.c", marks=LLM_C, read=_by_line(LLM_C, llm_c_step)),
+    LogFormat(name="nanogpt", marks=NANOGPT, read=_by_line(NANOGPT, nanogpt_step)),
+    LogFormat(name="fairseq", marks=FAIRSEQ, read=_by_line(FAIRSEQ, fairseq_step)),
     LogFormat(name="hf-trainer", marks=_HF_BAR, read=_trainer_steps, retime=timed_by_spans),
     LogFormat(name="hf-trainer", marks=DICTIONARY, read=dictionary_steps, retime=timed_by_spans),
 )

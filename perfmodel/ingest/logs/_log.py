@@ -18,10 +18,14 @@ LOG_FORMATS: Final = (
     "nemo-automodel",
     "torchtune",
     "xtuner",
+    "nanogpt",
+    "llm.c",
+    "fairseq",
+    "paddlenlp",
 )
 """Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of
 Megatron-LM; `composer` is what llm-foundry prints; `hf-trainer` is also axolotl, LLaMA-Factory and
-MS-Swift."""
+MS-Swift, `nanogpt` also llama2.c, and `fairseq` also metaseq."""
 EventKind = Literal["checkpoint", "evaluation", "restart", "overflow", "allocator_retry"]
 Phase = Literal["data", "forward", "compute", "gradient_sync", "weight_gather", "optimizer"]
 """`compute`: forward and backward passes without waiting between pipeline stages; `forward`:

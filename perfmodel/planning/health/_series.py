@@ -254,10 +254,11 @@ def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
     """Steps that each line covers: those since the line before it."""
     intervals = np.diff(steps)
     median_interval = float(np.median(intervals[intervals > 0])) if (intervals > 0).any() else 1.0
-    # After a restart, or where the file begins, the line before is not there.
-    return np.concatenate(
-        [[median_interval], np.where(intervals > 0, intervals, median_interval)]
-    ).astype(float)
+    # After a restart, or where the file begins, the line before is not there. The first line of a
+    # run often is about its first step alone.
+    first = min(median_interval, max(1.0, float(steps[0])))
+    later = np.where(intervals > 0, intervals, median_interval)
+    return np.concatenate([[first], later]).astype(float)
 
 
 def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:

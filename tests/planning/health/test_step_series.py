@@ -135,6 +135,17 @@ def test_lines_of_several_steps_count_as_often() -> None:
     assert found.covered.sum() == 190
 
 
+@pytest.mark.parametrize("first", [1, 5, 10])
+def test_warm_up_and_counted_steps_are_those_of_the_run(first: int) -> None:
+    """Frameworks log the first step, or the first few, and then every tenth."""
+    lines = write_log("megatron", WrittenRun(step_s=[45.0, *steady().tolist()])).splitlines()
+    of_steps = [line for line in lines if "elapsed time" in line]
+    logged = [of_steps[first - 1], *of_steps[first + 9 :: 10]]
+    found = step_series(parse_log("\n".join(logged)), 1.0, 64, 512)
+    last = first + 10 * (len(logged) - 1)
+    assert found.warm_up_steps + found.covered.sum() == last
+
+
 def test_steps_of_a_batch_that_is_ramped_up_are_left_out() -> None:
     small = write_log("megatron", WrittenRun(step_s=[1.0] * 50, global_batch=128))
     large = write_log("megatron", WrittenRun(step_s=[3.0] * 50, global_batch=512))
