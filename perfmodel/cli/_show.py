@@ -82,4 +82,4 @@ def error_figure(name: str, value: float | None) -> str:
         return "-"
     if name in ("n", "rows", "kept_out", "series", "kept"):
         return f"{value:,}"
-    return f"{value:.2f}" if name == "spearman" else f"{100 * value:.1f} %"
+    return f"{value:.2f}" if name == "spearman" else f"{100 * value:z.1f} %"

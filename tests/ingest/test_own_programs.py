@@ -657,3 +657,50 @@ def test_the_precision_in_a_file_of_deepspeed_that_is_not_there_is_an_open_fact(
     assert launch.job_fields["dtype"] == "bf16"
     stated = parse_launch(command.replace("tune.py", "tune.py --fp16"), "run.sh")
     assert (stated.may_be_wrong, stated.job_fields["dtype"]) == ((), "fp16")
+
+
+@pytest.mark.parametrize("switch", ["--deepspeed ", ""])
+@pytest.mark.parametrize("stage", ["--zero_stage 3 ", ""])
+@pytest.mark.parametrize("batch", ["--per_device_train_batch_size 2", "--batch_size 2"])
+def test_a_file_of_deepspeed_behind_its_own_switch(switch: str, stage: str, batch: str) -> None:
+    """`deepspeed.add_config_arguments` adds `--deepspeed --deepspeed_config FILE`."""
+    script = (
+        f"cat <<EOF > ds.json\n{ONE_LINE.replace('$BATCH', '16')}\nEOF\n"
+        f"deepspeed --num_gpus=8 main.py {switch}--deepspeed_config ds.json {stage}{batch} "
+        "--model_name_or_path meta-llama/Meta-Llama-3-8B --max_length 2048 --bf16\n"
+    )
+    launch = parse_launch(script, "run.sh")
+    assert launch.layout is not None
+    assert (launch.layout.zero, launch.layout.offload_states) == (3, "optimizer")
+    assert launch.global_batch == 16
+    assert launch.may_be_wrong == ()
+
+
+def test_a_stage_that_contradicts_the_file_of_deepspeed_is_named() -> None:
+    script = (
+        f"cat <<EOF > ds.json\n{ONE_LINE.replace('$BATCH', '16')}\nEOF\n"
+        "deepspeed --num_gpus=8 main.py --deepspeed --deepspeed_config ds.json --zero_stage 2 "
+        "--per_device_train_batch_size 2 --model_name_or_path meta-llama/Meta-Llama-3-8B --bf16\n"
+    )
+    launch = parse_launch(script, "run.sh")
+    assert launch.layout is not None
+    assert launch.layout.zero == 3
+    assert any("zero_stage" in doubt for doubt in launch.may_be_wrong)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_nodes_of_a_command_win_over_those_of_accelerates_file(nodes: int, tmp_path: Path) -> None:
+    """Hybrid sharding copies the states between nodes."""
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD\n"
+        "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"accelerate launch --config_file fsdp.yaml --num_machines {nodes} --num_processes {8 * nodes} "
+        "run_clm.py --model_name_or_path mistralai/Mistral-7B-v0.1 --per_device_train_batch_size 2 "
+        "--block_size 4096 --bf16\n"
+    )
+    layout = read_launch(script).layout
+    assert layout is not None
+    assert (layout.dp, layout.replicate) == (8 * nodes, nodes)

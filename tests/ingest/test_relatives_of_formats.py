@@ -164,3 +164,29 @@ def test_commands_of_nemo_1(tmp_path: Path, is_beside: bool) -> None:
     assert (launch.layout.tp, launch.layout.cp, launch.layout.zero) == (2, 2, 1)
     assert launch.job_fields["dtype"] == "bf16"
     assert (launch.may_be_wrong == ()) == is_beside
+
+
+@pytest.mark.parametrize("flag", ["", "-v1", "-v2", "-triton", "-builder"])
+def test_attention_of_megatron_deepspeed_is_fused_where_a_flag_asks_for_it(flag: str) -> None:
+    command = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json "
+        "--tensor-model-parallel-size 2 --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+        "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 16 --fp16"
+    )
+    assert parse_launch(command, "run.sh").job_fields["flash_attention"] is False
+    asked = parse_launch(f"{command} --use-flash-attn{flag}", "run.sh")
+    assert asked.job_fields["flash_attention"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "is_fused"),
+    [
+        ("", False),
+        ('"attention_config": [[["global"], 8]],', False),
+        ('"attention_config": [[["flash"], 8]],', True),
+        ('"attention_config": [[["flash", "global"], 4]],', True),
+    ],
+)
+def test_attention_of_gpt_neox_is_global_unless_it_names_another(more: str, is_fused: bool) -> None:
+    launch = read("run.yml", NEOX.replace("MORE", more))
+    assert launch.job_fields["flash_attention"] is is_fused

@@ -485,6 +485,11 @@ def _world(
     if "devices" not in fields:
         return {}, remarks
     world = {"num_processes": Entry(fields["devices"], line)}
+    # The launcher's own number of nodes overrides the one in Accelerate's file.
+    names = ("nnodes", "num-nodes", "num-machines", "sbatch-nodes")
+    stated = [str(settings[name]) for name in names if str(settings.get(name)).isdecimal()]
+    if stated:
+        world["num_machines"] = Entry(int(stated[0]), line)
     return world, remarks
 
 

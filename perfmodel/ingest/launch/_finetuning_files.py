@@ -318,6 +318,7 @@ def _with_deepspeed(
     if not inside and named is not None:
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
         inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
+        _take_stage(merged, inside)
     dtype = _dtype_of(merged, form)
     # The Trainer's own switches state the precision; a user-written program takes it from
     # DeepSpeed's file.
@@ -368,6 +369,20 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
     if offloaded_adam is not None and is_on(offloaded_adam.value):
         inside["zero_optimization.offload_optimizer.device"] = replace(offloaded_adam, value="cpu")
     return inside
+
+
+def _take_stage(entries: dict[str, Entry], inside: dict[str, Entry]) -> None:
+    """Move a program's own flag for the stage to DeepSpeed's settings where these state none, and
+    drop it where they state the same.
+
+    A flag that contradicts the file stays, to be named as not read: DeepSpeed sees the file alone.
+    """
+    flag = entries.get(_STAGE_FLAG)
+    if flag is None:
+        return
+    stated = inside.setdefault("zero_optimization.stage", flag)
+    if str(stated.value) == str(flag.value):
+        del entries[_STAGE_FLAG]
 
 
 def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]:

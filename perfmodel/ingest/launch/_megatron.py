@@ -13,7 +13,7 @@ from perfmodel.ingest.launch._deepspeed import stage_as_it_runs
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat, undefined
 from perfmodel.ingest.launch._megatron_forks import FORKS
-from perfmodel.ingest.launch._megatron_model import MODEL, argument, of_deepspeed
+from perfmodel.ingest.launch._megatron_model import KEYS_OF_DEEPSPEED, MODEL, argument, of_deepspeed
 from perfmodel.ingest.launch._megatron_names import HARMLESS, SWITCHES
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
@@ -231,6 +231,7 @@ _FLASH: Final = (
     "use-flash-attn-v1",
     "use-flash-attn-v2",
     "use-flash-attn-triton",
+    "use-flash-attn-builder",
 )
 
 
@@ -240,9 +241,10 @@ def _attention(settings: Mapping[str, Any]) -> Fields:
         # that it comes from.
         return {"flash_attention": settings["attention-backend"] not in ("unfused", "local")}
     # Before `--attention-backend`, Transformer Engine chose a fused kernel by itself, and only the
-    # local layers needed to be asked for one.
+    # local layers needed to be asked for one. Megatron-DeepSpeed has no others.
     is_requested = any(settings.get(name) for name in _FLASH)
-    return {"flash_attention": is_requested or settings.get("transformer-impl") != "local"}
+    is_local = of_deepspeed(settings) or settings.get("transformer-impl") == "local"
+    return {"flash_attention": is_requested or not is_local}
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:
@@ -351,7 +353,7 @@ _TABLE: Final = (
         defaults={"dtype": "fp32"},
     ),
     Rule(
-        keys=("attention-backend", *_FLASH, "transformer-impl"),
+        keys=("attention-backend", *_FLASH, "transformer-impl", *KEYS_OF_DEEPSPEED),
         read=_attention,
         write=_write_attention,
     ),

@@ -17,7 +17,7 @@ _SWITCHES: Final = {
     "overlap": "overlap-grad-reduce overlap-param-gather tp-comm-overlap overlap-moe-expert-parallel-comm",
     "overlap and schedule of forks": "moe-fb-overlap use-dualpipev",
     "order and pipeline": "sequence-parallel use-tp-pp-dp-mapping no-pipeline-parallel",
-    "attention": "use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton",
+    "attention": "use-flash-attn use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton use-flash-attn-builder",
     "recompute": "recompute-activations checkpoint-activations recompute-activation-function recompute-norm",
     "generation": "use-mcore-models use-legacy-models deepspeed",
     "megablocks": "moe-expert-model-parallelism",

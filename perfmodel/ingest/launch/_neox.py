@@ -147,9 +147,11 @@ def _from_neox(entries: Entries) -> dict[str, Entry]:
     if position in _POSITIONS:
         say("position-embedding-type", _POSITIONS[position], "pos-emb")
     # `[[["flash"], 32]]`: kinds of attention and on how many layers; one that is fused speaks for
-    # all.
+    # all. Without the key it is `global`, whose scores are written to memory.
     if any("flash" in str(part) for part in _flattened(values.get("attention-config"))):
         say("use-flash-attn", True, "attention-config")
+    elif values.get("te-mha") is not True:
+        say("attention-backend", "unfused", "attention-config")
     if values.get("attention-config"):
         say(KINDS, values["attention-config"], "attention-config")
     # Attention and feed-forward side by side, on one norm where they share it (`gpt_j_tied`).

@@ -133,7 +133,11 @@ def in_words_of_trainer(
         return None
     renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
-        renamed[_NAMES.get(name, name)] = entry
+        meant = _NAMES.get(name, name)
+        # A file of DeepSpeed's settings says more than its switch.
+        if meant == "deepspeed" and isinstance(getattr(renamed.get(meant), "value", None), str):
+            continue
+        renamed[meant] = entry
     model = next((renamed[name] for name in _MODELS if name in renamed), None)
     if (
         model is None
@@ -205,8 +209,14 @@ def _from_alpaca(program: str, entries: Mapping[str, Entry]) -> dict[str, Entry]
 
 def makes_engine(entries: Mapping[str, Entry]) -> bool:
     """Whether a program with flags of the Trainer has flags of its own for DeepSpeed: for its file,
-    or for a stage."""
-    return "deepspeed" not in entries and any(name in entries for name in _OF_ENGINE)
+    or for a stage.
+
+    `--deepspeed` names a file for the Trainer; without one it is DeepSpeed's own switch
+    (`deepspeed.add_config_arguments`).
+    """
+    named = entries.get("deepspeed")
+    names_file = named is not None and isinstance(named.value, str)
+    return not names_file and any(name in entries for name in _OF_ENGINE)
 
 
 def _program_at(names: Sequence[str]) -> int | None:
