@@ -519,3 +519,17 @@ def test_a_script_that_makes_the_model_of_an_unknown_recipe_needs_none() -> None
     assert launch.model.name == "llama3.2-1b"
     assert "sft" not in launch.may_be_wrong[0]
     assert "recipe are not known" in launch.may_be_wrong[0]
+
+
+@pytest.mark.parametrize("more", ["", " --activation_checkpoint.mode=selective"])
+@pytest.mark.parametrize("config", ["llama3_8b", "llama3_70b"])
+def test_selective_recompute_of_torchtitans_recipes_is_by_operator(config: str, more: str) -> None:
+    """Since its configurations are in Python, whole layers are no longer repeated in turn."""
+    launch = parse_launch(
+        f"torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config {config}{more}\n",
+        "run.sh",
+    )
+    assert launch.layout is not None
+    is_full = config == "llama3_70b" and not more
+    assert launch.layout.recompute == ("full" if is_full else "selective")
+    assert launch.layout.recompute_full_layers is None

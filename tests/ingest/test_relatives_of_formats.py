@@ -190,3 +190,35 @@ def test_attention_of_megatron_deepspeed_is_fused_where_a_flag_asks_for_it(flag:
 def test_attention_of_gpt_neox_is_global_unless_it_names_another(more: str, is_fused: bool) -> None:
     launch = read("run.yml", NEOX.replace("MORE", more))
     assert launch.job_fields["flash_attention"] is is_fused
+
+
+def bloom(method: str, layers: int, stages: int) -> Launch:
+    """A command in the style of BLOOM's, whose file of DeepSpeed is named after the job."""
+    return parse_launch(
+        "config_json=./ds_config.$SLURM_JOBID.json\n"
+        "deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config $config_json --zero-stage 0 "
+        f"--pipeline-model-parallel-size {stages} --num-layers {layers} --hidden-size 2048 "
+        "--num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 "
+        f"--global-batch-size 64 --bf16 --pp-partition-method '{method}'\n",
+        "run.sh",
+    )
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("per_stage", [2, 6])
+def test_embeddings_that_count_as_layers_take_one_from_both_ends(
+    stages: int, per_stage: int
+) -> None:
+    """BLOOM's 70 layers on 12 stages: 5, ten times 6, and 5."""
+    launch = bloom("type:transformer|embedding", stages * per_stage - 2, stages)
+    assert launch.layout is not None
+    inner = [per_stage] * (stages - 2)
+    assert launch.layout.partition == (per_stage - 1, *inner, per_stage - 1)
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize("method", ["parameters", "uniform", "type:transformer|embedding"])
+def test_cuts_that_are_not_worked_out_are_named(method: str) -> None:
+    launch = bloom(method, 16, 4)
+    assert any("pp-partition-method" in doubt for doubt in launch.may_be_wrong)
+    assert bloom("type:transformer", 16, 4).may_be_wrong == ()

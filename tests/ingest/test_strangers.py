@@ -886,7 +886,8 @@ def test_a_launcher_and_a_command_in_exported_variables() -> None:
     )
     # Stages of embeddings counted as layers are not read.
     assert launch.may_be_wrong == (
-        "the layout may be wrong: 1 unread flag: pp-partition-method (line 98)",
+        "the layout may be wrong: --pp-partition-method type:transformer|embedding cuts 40 layers into 4 stages "
+        "that perfmodel does not work out; --layout partition=... sets them",
     )
 
 

@@ -247,8 +247,13 @@ def read_arguments(
             entries.setdefault(name, Entry(number, 0))
     # Megatron-DeepSpeed takes the ZeRO stage from DeepSpeed's file when no flag repeats it.
     neighbours = Neighbours(Path(place).parent, script.files)
-    if "deepspeed-config" in entries and "zero-stage" not in entries:
-        entries |= _from_configuration(entries["deepspeed-config"], neighbours)
+    if "deepspeed-config" in entries:
+        config = entries["deepspeed-config"]
+        if "zero-stage" not in entries:
+            entries |= _from_configuration(config, neighbours)
+        # Its name may hold a variable that only the cluster sets (the job's number); that there is
+        # such a file is all that is asked from here on.
+        entries["deepspeed-config"] = replace(config, value=True)
     entries = listed_hosts(entries, neighbours) | entries
     return Source(
         place=place, entries=entries, notes=tuple(notes), doubts=_doubts_on_wrapper(best, known)

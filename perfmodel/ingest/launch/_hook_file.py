@@ -22,6 +22,7 @@ from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import megatron_arguments
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.ingest.launch._torchtitan_precision import BY_OPERATOR, SELECTIVE_OPTION
 from perfmodel.ingest.launch._trainer import TRAINER
 
 KIND: Final = "perfmodel_hook"
@@ -224,7 +225,14 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
     quantized = _quantized(source.entries)
     if quantized and "model.converters" not in entries:
         entries["model.converters"] = Entry([quantized], 0)
+    if not _OF_2026.isdisjoint(source.entries):
+        entries.setdefault(SELECTIVE_OPTION, Entry(BY_OPERATOR, 0))
     return replace(source, entries=_in_sequences(entries)), _TORCHTITAN
+
+
+_OF_2026: Final = frozenset(("model_spec.name", "activation_checkpoint._target_"))
+"""Keys that only configurations in Python have, in which selective recompute is always by operator
+(torchtitan/config/configs.py, `ActivationCheckpointConfig`)."""
 
 
 _LENGTH: Final = "training.seq_len"

@@ -17,6 +17,7 @@ from perfmodel.ingest.launch._megatron_model import KEYS_OF_DEEPSPEED, MODEL, ar
 from perfmodel.ingest.launch._megatron_names import HARMLESS, SWITCHES
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
+    METHOD_RULE,
     chunk_settings,
     context_rule,
     dispatch_rules,
@@ -345,6 +346,7 @@ _TABLE: Final = (
         "pipeline-model-parallel-size",
     ),
     pipeline_layout_rule("pipeline-model-parallel-layout", "pipeline-model-parallel-size"),
+    METHOD_RULE,
     key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
     Rule(
         keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"),

@@ -38,6 +38,7 @@ _HARMLESS: Final = {
     "vocabulary": "make-vocab-size-divisible-by embedding-init-method-std embed-layernorm input-embeds-norm",
     "positions": "rotary-* position-embedding-base rope-scaling-* mscale* beta-fast beta-slow no-rope-fusion",
     "rope": "rope-type use-rope-scaling glu-linear-offset abort-on-unmet-*",
+    "what BLOOM's runs added": "sync-tp-duplicated-parameters kill-switch-path",
     "norms": "norm-epsilon layernorm-epsilon apply-layernorm-1p no-persist-layer-norm",
     "attention": "attention-softmax-in-fp32 attention-mask-type shape-order sparse-mode *query-key-layer-scaling",
     "masks of forks": "cp-attention-mask-type",

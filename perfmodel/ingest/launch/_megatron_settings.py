@@ -199,6 +199,33 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
     return Rule(keys=(*ends, layers, stages), read=read, write=write)
 
 
+_METHOD: Final = "pp-partition-method"
+
+
+def _stages_of_method(settings: Mapping[str, Any]) -> Fields:
+    """Stages cut by DeepSpeed's rule for Megatron-DeepSpeed, such as `type:transformer|embedding`
+    (`PipelineModule._partition_layers`)."""
+    pp = WHOLE.read(settings.get("pipeline-model-parallel-size", 1))
+    if _METHOD not in settings or "num-layers" not in settings or pp < 2:
+        return {}
+    method = str(settings[_METHOD]).strip("'\"").lower()
+    layers = WHOLE.read(settings["num-layers"])
+    if method == "type:transformer" and layers % pp == 0:
+        return {}
+    # Embeddings at both ends of the model count as a layer each.
+    if method == "type:transformer|embedding" and (layers + 2) % pp == 0:
+        per_stage = (layers + 2) // pp
+        return {"partition": (per_stage - 1, *[per_stage] * (pp - 2), per_stage - 1)}
+    return {
+        "doubt.partition": f"the layout may be wrong: --{_METHOD} {method} cuts {layers} layers into {pp} stages "
+        "that perfmodel does not work out; --layout partition=... sets them"
+    }
+
+
+METHOD_RULE: Final = Rule(
+    keys=(_METHOD, "num-layers", "pipeline-model-parallel-size"), read=_stages_of_method
+)
+
 _REPEATED: Final = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z])\*(\d+)")
 """A group or letter of a pipeline's layout, with its number of repetitions."""
 _LONGEST_LAYOUT: Final = 100_000

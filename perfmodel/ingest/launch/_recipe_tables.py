@@ -14,6 +14,7 @@ from perfmodel.ingest.launch._entries import Entry, Source, broken
 from perfmodel.ingest.launch._format import LaunchFormat, undefined
 from perfmodel.ingest.launch._hook_file import nemo_entries
 from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._torchtitan_precision import BY_OPERATOR, SELECTIVE_OPTION
 from perfmodel.spec import Model
 
 
@@ -47,7 +48,11 @@ def recipe_entries(framework: str, *names: str, place: str, line: int) -> dict[s
         if name not in table:
             raise unknown_recipe(framework, name, sorted(table), place, line)
         table = table[name]
-    return {key: Entry(value, 0) for key, value in table.items()}
+    entries = {key: Entry(value, 0) for key, value in table.items()}
+    if framework == "torchtitan":
+        # Recipes are of 2026, when recompute of every n-th layer was no longer to be had.
+        entries.setdefault(SELECTIVE_OPTION, Entry(BY_OPERATOR, 0))
+    return entries
 
 
 def known_entries(

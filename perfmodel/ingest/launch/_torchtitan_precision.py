@@ -92,8 +92,10 @@ def write_dtype(fields: Fields) -> Mapping[str, Any]:
 
 
 _RECOMPUTE_MODE: Final = "activation_checkpoint.mode"
-_SELECTIVE_OPTION: Final = "activation_checkpoint.selective_ac_option"
-RECOMPUTE: Final = (_RECOMPUTE_MODE, _SELECTIVE_OPTION)
+SELECTIVE_OPTION: Final = "activation_checkpoint.selective_ac_option"
+BY_OPERATOR: Final = "op"
+"""The option of selective recompute that repeats operators in every layer."""
+RECOMPUTE: Final = (_RECOMPUTE_MODE, SELECTIVE_OPTION)
 
 
 def recompute_of(settings: Mapping[str, Any]) -> Fields:
@@ -103,9 +105,9 @@ def recompute_of(settings: Mapping[str, Any]) -> Fields:
     if _RECOMPUTE_MODE in settings:
         modes = words({"none": "none", "selective": "selective", "full": "full"})
         fields["recompute"] = modes.read(settings[_RECOMPUTE_MODE])
-    if str(settings.get(_SELECTIVE_OPTION, "")).isdecimal():
-        fields["selective_every"] = WHOLE.read(settings[_SELECTIVE_OPTION])
-    elif settings.get(_SELECTIVE_OPTION) == "op":
+    if str(settings.get(SELECTIVE_OPTION, "")).isdecimal():
+        fields["selective_every"] = WHOLE.read(settings[SELECTIVE_OPTION])
+    elif settings.get(SELECTIVE_OPTION) == BY_OPERATOR:
         fields["selective_every"] = 0
     return fields
 
@@ -119,8 +121,8 @@ def write_recompute(fields: Fields) -> Mapping[str, Any]:
         # layout's number.
         for period in range(2, 1 + int(layers_per_stage)):
             if max(1, round(layers_per_stage / period)) == full_layers[0]:
-                return {_RECOMPUTE_MODE: "selective", _SELECTIVE_OPTION: str(period)}
+                return {_RECOMPUTE_MODE: "selective", SELECTIVE_OPTION: str(period)}
         return {}
     if fields["recompute"] == "selective":
-        return {_RECOMPUTE_MODE: "selective", _SELECTIVE_OPTION: "op"}
+        return {_RECOMPUTE_MODE: "selective", SELECTIVE_OPTION: BY_OPERATOR}
     return {_RECOMPUTE_MODE: fields["recompute"]}
