@@ -363,10 +363,10 @@ class KernelModel:
 
         - TF32 takes no longer: libraries may use it, and need not (cuBLAS,
           `CUBLAS_COMPUTE_32F_FAST_TF32`).
-        - fp64 takes as long at least. - Convolutions in 16 bits of channels that are not a multiple
-        of eight, as of the three of an
-          image, take no longer: matrix units take channels by eights, but operands of others may
-          run on the ordinary cores, as fast as those of fp32.
+        - fp64 takes as long at least.
+        - Convolutions in 16 bits whose channels are not a multiple of eight, such as the three of
+          an image, take no longer: matrix units take channels by eights, but operands of others
+          may run on the ordinary cores, as fast as those of fp32.
         """
         dtypes = request.rows.dtypes
         uneven_channels = np.zeros(len(request), bool)

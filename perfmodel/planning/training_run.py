@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Goodput, Reliability, goodput
 from perfmodel.planning.layouts import MILLION, Goal, Tariff
 from perfmodel.planning.layouts.expressions import Interval
-from perfmodel.prediction import Prediction, step_problem_of
+from perfmodel.prediction import Prediction, StepProblem, step_problem_of
 from perfmodel.spec import Problem
 from perfmodel.units import counted, figure, long_duration, positive, scaled, span
 
@@ -92,36 +92,16 @@ def training_run(
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
 
-    # Where the idle power is not known, waiting devices are taken to draw full power, which makes
-    # the energy an upper bound.
-    is_bound = known.power_w is not None and known.idle_power_w is None
-    priced = replace(
-        known,
-        tokens=MILLION,
-        idle_power_w=known.power_w if is_bound else known.idle_power_w,
-    )
-
-    # Quantities at the predicted step and both ends of its interval, for a million tokens; those
-    # of all tokens are multiples.
-    step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
-    quantity = Goal(step_problem, tariff=priced).quantities_of(
-        [prediction], Interval.exactly(np.array(step_s))
-    )
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
+    per_million = _per_million_tokens(step_problem, prediction, known, lasting)
 
-    def of_a_million(name: str) -> list[float]:
-        """Return a quantity, with failures, at the predicted step time and its interval's ends."""
-        # Failures stretch time, and with it money and energy, by 1 / goodput.
-        return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
-
-    days: list[float | None] = [None, None, None]
-    usd: list[float | None] = [None, None, None]
+    # Quantities of all tokens are multiples of those of a million.
     millions = None if known.tokens is None else known.tokens / MILLION
+    days: list[float | None] = [None, None, None]
     if millions is not None:
-        days = [millions * seconds / DAY_S for seconds in of_a_million("train_time_s")]
-    if known.price_per_device_hour is not None:
-        usd = [*of_a_million("cost")]
-    energy_j = None if known.power_w is None else pue * of_a_million("energy_j")[0]
+        days = [millions * seconds / DAY_S for seconds in per_million.train_time_s]
+    usd = per_million.cost_usd
+    energy_j = None if per_million.energy_j is None else pue * per_million.energy_j
     price_source = problem.cluster.list_price[1]
     if stated.price_per_device_hour is not None:
         price_source = "given"
@@ -139,7 +119,48 @@ def training_run(
         usd_per_million_tokens_hi=usd[2],
         energy_j=None if millions is None or energy_j is None else millions * energy_j,
         energy_per_million_tokens_j=energy_j,
-        energy_is_bound=is_bound,
+        energy_is_bound=_energy_is_bound(known),
+    )
+
+
+class _PerMillionTokens(NamedTuple):
+    """Quantities of a million tokens, failures included. Lists hold the value at the predicted step
+    time, then those at the lower and the upper end of its interval."""
+
+    train_time_s: list[float]
+    cost_usd: list[float] | list[None]
+    """None where no price is known."""
+    energy_j: float | None
+    """Energy of the devices at the predicted step time; None where their power is not known."""
+
+
+def _energy_is_bound(tariff: Tariff) -> bool:
+    """Whether the idle power is not known, so that waiting devices are taken to draw full power,
+    which makes the energy an upper bound."""
+    return tariff.power_w is not None and tariff.idle_power_w is None
+
+
+def _per_million_tokens(
+    problem: StepProblem, prediction: Prediction, tariff: Tariff, lasting: Goodput
+) -> _PerMillionTokens:
+    """Time, cost and energy of a million tokens."""
+    idle_power_w = tariff.power_w if _energy_is_bound(tariff) else tariff.idle_power_w
+    priced = replace(tariff, tokens=MILLION, idle_power_w=idle_power_w)
+    step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
+    quantity = Goal(problem, tariff=priced).quantities_of(
+        [prediction], Interval.exactly(np.array(step_s))
+    )
+
+    def with_failures(name: str) -> list[float]:
+        # Failures stretch time, and with it money and energy, by 1 / goodput.
+        return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
+
+    return _PerMillionTokens(
+        train_time_s=with_failures("train_time_s"),
+        cost_usd=(
+            [None, None, None] if tariff.price_per_device_hour is None else with_failures("cost")
+        ),
+        energy_j=None if tariff.power_w is None else with_failures("energy_j")[0],
     )
 
 

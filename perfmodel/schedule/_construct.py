@@ -160,13 +160,7 @@ def arrange(
     end = np.full(n + 1, never)
     end[n] = 0
 
-    # Memory: by how much each instruction changes the number of live micro-batches on its device,
-    # and how many may be live when it starts. Only forwards, which take memory, are held up.
-    change = np.append(pool.taken(pool.span), 0)
-    most_alive = np.full(n + 1, never)
-    if limit is not None:
-        takes = np.flatnonzero(change > 0)
-        most_alive[takes] = limit - change[takes]
+    change, most_alive = _live_limits(pool, limit)
 
     # Advance all devices together, from slot to slot.
     free_from = np.zeros(devices, np.int64)
@@ -205,6 +199,26 @@ def arrange(
     order = np.lexsort((start, pool.device))
     lengths = None if length is None else length[order]
     return replace(pool, **pool.picked(order), slot=start[order], length=lengths)
+
+
+class _LiveLimits(NamedTuple):
+    """Live micro-batches on the device of each instruction, and of the one behind all that stands
+    for none."""
+
+    change: Int[np.ndarray, " instructions+1"]
+    """By how much the instruction changes their number."""
+    most_alive: Int[np.ndarray, " instructions+1"]
+    """How many may be live when it starts."""
+
+
+def _live_limits(pool: Schedule, limit: int | None) -> _LiveLimits:
+    """Hold up forwards alone, which take memory, where the limit would be passed."""
+    change = np.append(pool.taken(pool.span), 0)
+    most_alive = np.full(len(change), np.iinfo(np.int64).max)
+    if limit is not None:
+        takes = np.flatnonzero(change > 0)
+        most_alive[takes] = limit - change[takes]
+    return _LiveLimits(change, most_alive)
 
 
 def _queues(

@@ -1,6 +1,5 @@
 """Layouts: how a step is distributed over devices."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import permutations
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
+from perfmodel.spec._idle_fields import IDLE_FIELDS
 from perfmodel.spec._sections import (
     Sectioned,
     flat_keywords,
@@ -362,10 +362,10 @@ class Layout(Sectioned):
             remarks.append(
                 f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}"
             )
-        for name, acts, why in _IDLE:
-            value = self.value(name)
-            if value != _DEFAULTS[name] and not acts(self):
-                remarks.append(f"{name}={written(value)} {why}")
+        for idle in IDLE_FIELDS:
+            value = self.value(idle.name)
+            if value != _DEFAULTS[idle.name] and not idle.acts(self):
+                remarks.append(f"{idle.name}={written(value)} {idle.why}")
         return tuple(remarks)
 
     @property
@@ -471,31 +471,3 @@ def _types() -> dict[str, Any]:
 _OVERLAP_KEYS: Final = tuple(key_fields(CommunicationOverlap))
 _DEFAULTS: Final = Layout().values()
 """Default of each key."""
-_IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
-    (
-        "schedule",
-        lambda layout: layout.pp > 1,
-        "has no effect with pp=1, because there is no pipeline",
-    ),
-    (
-        "partition",
-        lambda layout: layout.pp > 1,
-        "has no effect with pp=1, because there is only one stage",
-    ),
-    (
-        "replicate",
-        lambda layout: layout.zero > 0,
-        "has no effect with zero=0, which shards nothing",
-    ),
-    (
-        "prefetch",
-        lambda layout: layout.zero == 3 and layout.overlap.overlap_param_gather,
-        "has no effect without zero=3 and overlap_param_gather=true",
-    ),
-    ("sequence_parallel", lambda layout: layout.tp > 1, "has no effect with tp=1"),
-    ("tp_overlap", lambda layout: layout.tp > 1, "has no effect with tp=1"),
-    ("cp_kind", lambda layout: layout.cp > 1, "has no effect with cp=1"),
-    ("cp_balanced", lambda layout: layout.cp > 1, "has no effect with cp=1"),
-    ("ep_overlap", lambda layout: layout.ep > 1, "has no effect with ep=1"),
-)
-"""Fields that act only under a condition, with the sentence that says why they have no effect."""

@@ -102,12 +102,8 @@ def check_run(
     if progress:
         progress("causes", 0, 1)
 
-    # Known sites scatter about the prediction, so that a healthy run lies somewhere in its
-    # interval. The share of them that would be faster follows a normal law of the logarithm.
     deviation = log_deviation(expected)
-    excess = log_ratio(series.usual_s, expected.step_time_s)
-    slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
-
+    slower_than = _share_of_faster_sites(series, expected)
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
     observed = _observed(log, series, expected, deviation, job, timers, small_batch)
@@ -128,16 +124,7 @@ def check_run(
 
     # A step that neither sites nor faults explain is probably one of another job, and says
     # nothing about faults of this one.
-    least_s = arithmetic_s(
-        Run(
-            name=log.path,
-            model=problem.model,
-            cluster=problem.cluster,
-            job=job.problem.job,
-            layout=intended,
-            measured_s=series.usual_s,
-        )
-    )
+    least_s = _shortest_possible_s(problem, job, intended, log, series)
     match = _match(observed, series, candidates, logged_causes, least_s)
     others: tuple[OtherSetting, ...] = ()
     if match != "same job":
@@ -177,6 +164,29 @@ def check_run(
         expected_peak_bytes=observed.expected_peak_bytes,
         timers=timers,
     )
+
+
+def _share_of_faster_sites(series: StepSeries, expected: Prediction) -> float:
+    """Share of sites whose usual step would be shorter than the run's."""
+    # Known sites scatter about the prediction, so that a healthy run lies somewhere in its
+    # interval. The share of them that would be faster follows a normal law of the logarithm.
+    excess = log_ratio(series.usual_s, expected.step_time_s)
+    return 0.5 * (1 + erf(excess / log_deviation(expected) / sqrt(2)))
+
+
+def _shortest_possible_s(
+    problem: Problem, job: WhatRan, layout: Layout, log: TrainingLog, series: StepSeries
+) -> float:
+    """Seconds of the job's arithmetic alone at the peak rate of the devices."""
+    run = Run(
+        name=log.path,
+        model=problem.model,
+        cluster=problem.cluster,
+        job=job.problem.job,
+        layout=layout,
+        measured_s=series.usual_s,
+    )
+    return arithmetic_s(run)
 
 
 def _match(

@@ -199,6 +199,26 @@ def _evaluated_starts(
     return _over_starts(at_values, values)(values)
 
 
+class _Annealed(NamedTuple):
+    """What changes from step to step of the descent."""
+
+    noise_sd: Array
+    """Standard deviation of the log-normal noise on durations."""
+    temperature: Array
+    rate_scale: Array
+    """Factor of the learning rate."""
+
+
+def _annealed(done: Array) -> _Annealed:
+    """Noise, temperature and learning rate after a share of all steps."""
+    # Noise and temperature fall geometrically, the learning rate along a cosine.
+    return _Annealed(
+        noise_sd=_JITTER[0] * (_JITTER[1] / _JITTER[0]) ** done,
+        temperature=_TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done,
+        rate_scale=0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2,
+    )
+
+
 @partial(jax.jit, static_argnums=0)
 def _descend(
     form: StaticArgs,
@@ -251,19 +271,16 @@ def _descend(
     def step(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         free, moments, multipliers, key = state
 
-        # Noise and temperature fall geometrically, the learning rate along a cosine.
-        done = i / steps
-        sigma = _JITTER[0] * (_JITTER[1] / _JITTER[0]) ** done
-        temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
-        rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
+        annealed = _annealed(i / steps)
         key, drawn = jax.random.split(key)
         # Equally long paths get a share of the gradient each, as either is now and then the
         # longest.
-        noise = jnp.exp(sigma * jax.random.normal(drawn, (n_starts, form.n_classes)))
+        noise = jnp.exp(annealed.noise_sd * jax.random.normal(drawn, (n_starts, form.n_classes)))
         gradient, pressed = gradients(
-            free, constants_of_start, multipliers, noise, jnp.full(n_starts, temperature)
+            free, constants_of_start, multipliers, noise, jnp.full(n_starts, annealed.temperature)
         )
         update, moments = optimizer.update(gradient, moments)
+        rate = learning_rate * annealed.rate_scale
         free = jax.tree.map(lambda x, u: x - rate * u, free, update)
 
         # Multipliers change every few steps only, after the free numbers had time to follow the

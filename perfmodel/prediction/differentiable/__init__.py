@@ -2,13 +2,13 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.prediction.differentiable._function import (
-    Memory,
     StepTimeFunction,
     between_sizes,
     possible_micro_batches,
     step_time_function,
     step_time_function_of,
 )
+from perfmodel.prediction.differentiable._memory import Memory
 from perfmodel.prediction.differentiable._prices import Bounds, StepParameters
 from perfmodel.prediction.differentiable._program import Programs, greatest
 

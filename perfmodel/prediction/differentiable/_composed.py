@@ -146,14 +146,9 @@ def composed(
     )
 
     # Times on the unchanged machine, for functions in which neither rates nor host costs vary.
-    phase_s = []
-    for shard, (_, variant) in zip(shards, lanes * len(problems), strict=True):
-        phase_s.append(shard.paired.phase_s if variant.beside == PAIRED else shard.phase_s)
     shape = len(problems), len(knots), starts[-1]
-    times = Times(
-        np.reshape(phase_s, (len(problems), len(lanes), *phase_s[0].shape)).swapaxes(0, 1),
-        summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
-    )
+    between_s = summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape)
+    times = Times(_phase_s_of_lanes(shards, lanes, len(problems)), between_s)
     tables = Tables(
         prices=priced,
         events=events,
@@ -256,6 +251,21 @@ def _programs(
         host_states=layout.offload_states != "none",
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
+
+
+def _phase_s_of_lanes(
+    shards: Sequence[BlockTimes], lanes: list[tuple[int, Variant]], n_types: int
+) -> Float[np.ndarray, "lanes types blocks phases"]:
+    """Seconds of the blocks' phases; in lanes of paired passes those of a pair.
+
+    Args:
+        shards: times of the blocks, for each element type those of all lanes.
+    """
+    phase_s = []
+    for shard, (_, variant) in zip(shards, lanes * n_types, strict=True):
+        phase_s.append(shard.paired.phase_s if variant.beside == PAIRED else shard.phase_s)
+    by_type = np.reshape(phase_s, (n_types, len(lanes), *phase_s[0].shape))
+    return by_type.swapaxes(0, 1)
 
 
 def _runs_of_lanes(

@@ -1,11 +1,10 @@
 """The step time of a layout as a pure JAX function.
 
-Its memory (`rank_memory`) is a function of the same parameters.
+Its memory (`_memory.py`) is a function of the same parameters.
 """
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Unpack
@@ -19,22 +18,19 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._check import check_layout
 from perfmodel.prediction._compose import LayoutBatch, layout_batches
-from perfmodel.prediction._memory import rank_memory
-from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks, Sharding
 from perfmodel.prediction._predict import layout_of
-from perfmodel.prediction._problem import Setting, StepProblem, step_problem_of
-from perfmodel.prediction._programs import program_live
+from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
+from perfmodel.prediction.differentiable._memory import Memory, memory_bytes
 from perfmodel.prediction.differentiable._prices import (
     Bounds,
     StepParameters,
     machine_rates,
     relative_rates,
 )
-from perfmodel.prediction.differentiable._program import Cuts, Programs, Tables, Times, along
+from perfmodel.prediction.differentiable._program import Programs, Tables, Times
 from perfmodel.prediction.sites import Site
-from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
 from perfmodel.timeline import being_traced, keep_long_compilations
@@ -49,81 +45,6 @@ compile for the CPU and a call five times as long, so that both together take le
 thousand calls (`benchmarks`)."""
 _OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
 """Element type that products may have instead."""
-
-
-@dataclass(frozen=True, eq=False)
-class _MemoryTerms:
-    """Terms of memory at one micro-batch size, under one element type."""
-
-    setting: Setting
-    blocks: BlockBytes
-    sharding: Sharding
-    live: tuple[LiveState, ...]
-    """Live memory with all saved activations on the device; where the layout offloads them, also
-    with only those that cannot wait on the host."""
-
-    def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
-        """Peak bytes of each rank at given parameters."""
-        counts, full = (
-            blocks.sum(axis=1) for blocks in cuts.counts_and_recomputed(x.layers, x.recompute)
-        )
-        totals = []
-        for live in self.live:
-            ranks = RankBlocks.of(counts, full, live)
-            totals.append(rank_memory(ranks, self.blocks, self.sharding, self.setting).total[0])
-        on_device, offloaded = totals[0], totals[-1]
-        return on_device + x.offload * (offloaded - on_device)
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Peak bytes of every pipeline rank, interpolated between whole micro-batches and element
-    types."""
-
-    cuts: Cuts
-    """The model, cut between layers."""
-    sizes: Float[np.ndarray, " sizes"]
-    """Micro-batch sizes that memory is given for."""
-    of_types: tuple[tuple[_MemoryTerms, ...], ...]
-    """Terms by element type and micro-batch size."""
-
-    @classmethod
-    def of(
-        cls,
-        problems: Sequence[StepProblem],
-        steps: Sequence[Sequence[LayoutBatch]],
-        cuts: Cuts,
-        sizes: Sequence[int],
-    ) -> "Memory":
-        """Collect the terms of a layout; `problems` and `steps` are the fields of `composed`."""
-        terms_of_types = []
-        for i, problem in enumerate(problems):
-            setting = problem.setting
-            terms_of_sizes = []
-            for batches in steps:
-                batch = batches[i]
-                sharding = Sharding.of(batch.layouts, setting.job)
-                terms_of_sizes.append(
-                    _MemoryTerms(setting, batch.bytes, sharding, _live(setting, batch))
-                )
-            terms_of_types.append(tuple(terms_of_sizes))
-        return cls(cuts, np.array(sizes, float), tuple(terms_of_types))
-
-    def bytes(self, x: StepParameters) -> Float[Array, " ranks"]:
-        """Peak bytes of each rank at given parameters."""
-        terms_of_types = []
-        for terms_of_sizes in self.of_types:
-            by_size = jnp.stack([terms.bytes(self.cuts, x) for terms in terms_of_sizes])
-            terms_of_types.append(along(by_size, jnp.asarray(x.micro_batch), self.sizes))
-        in_16_bits, in_8_bits = terms_of_types[0], terms_of_types[-1]
-        return in_16_bits + x.fp8 * (in_8_bits - in_16_bits)
-
-
-def _live(setting: Setting, layout_batch: LayoutBatch) -> tuple[LiveState, ...]:
-    offloads = (False, True) if layout_batch.spec.offload else (False,)
-    return tuple(
-        program_live(setting, replace(layout_batch.spec, offload=offload)) for offload in offloads
-    )
 
 
 def between_sizes(
@@ -165,11 +86,6 @@ _compiled_step_and_grad = jax.jit(_step_and_grad, static_argnums=0)
 _quickly_compiled_step_and_grad = jax.jit(
     _step_and_grad, static_argnums=0, compiler_options=QUICK_COMPILE
 )
-
-
-@partial(jax.jit, static_argnums=0)
-def _memory_bytes(memory: Memory, x: StepParameters) -> Float[Array, " ranks"]:
-    return memory.bytes(x)
 
 
 class LayerSlopes(NamedTuple):
@@ -274,7 +190,7 @@ class StepTimeFunction:
         first layer, or its first one that recomputes all: the largest block while it runs counts
         whole.
         """
-        return _memory_bytes(self.memory, parameters)
+        return memory_bytes(self.memory, parameters)
 
 
 def step_time_function(

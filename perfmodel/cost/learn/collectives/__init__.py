@@ -10,8 +10,9 @@ from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.cost.learn.collectives._curves import LARGE
-    from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, device_name, expected
+    from perfmodel.cost.learn.collectives._fabrics import Fabric, device_name
     from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_rows
+    from perfmodel.cost.learn.collectives._link_constants import Effect, expected
     from perfmodel.cost.learn.collectives._physics import (
         ALGORITHMS,
         KINDS,

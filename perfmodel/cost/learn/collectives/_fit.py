@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn.collectives._curves import Curve, fit_curves, mean_curve
-from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric
+from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._link_constants import Effect
 from perfmodel.cost.learn.collectives._physics import DIRECT
 from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn.collectives._rows import CollectiveRows, SeriesKey

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.learn.collectives._fabrics import (
+from perfmodel.cost.learn.collectives._fabrics import Fabric
+from perfmodel.cost.learn.collectives._link_constants import (
     BETWEEN,
     Effect,
-    Fabric,
     constants,
     effects,
     expected,
@@ -69,8 +69,8 @@ class _Link(NamedTuple):
             values,
             self.kind,
             self.fabric,
-            self.level,
-            self.ranks_per_node,
+            level=self.level,
+            ranks_per_node=self.ranks_per_node,
             concurrent=1.0,
             in_network=by_network,
             spans_nodes=self.between,

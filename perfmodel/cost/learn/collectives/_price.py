@@ -29,7 +29,7 @@ from perfmodel.cost.learn.collectives._curves import (
     between_of,
     correction,
 )
-from perfmodel.cost.learn.collectives._fabrics import constants
+from perfmodel.cost.learn.collectives._link_constants import constants
 from perfmodel.cost.learn.collectives._physics import (
     DIRECT,
     HOST_SHARPNESS,
@@ -486,11 +486,11 @@ def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> P
         alone = np.ones(len(index))
         groups = Groups.on(
             fabric,
-            rows.buffer_bytes[index],
-            rows.ranks[index],
-            rows.ranks_per_node[index],
-            outermost,
-            alone,
+            buffer_bytes=rows.buffer_bytes[index],
+            ranks=rows.ranks[index],
+            ranks_per_node=rows.ranks_per_node[index],
+            level=outermost,
+            concurrent=alone,
         )
         priced.put(index, prices.price(request, groups))
     return priced

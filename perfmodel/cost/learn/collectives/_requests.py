@@ -43,6 +43,7 @@ class Groups:
     def on(
         cls,
         fabric: Fabric,
+        *,
         buffer_bytes: np.ndarray,
         ranks: np.ndarray,
         ranks_per_node: np.ndarray,

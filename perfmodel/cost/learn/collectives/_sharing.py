@@ -108,7 +108,15 @@ def _log_slowdowns(rows: CollectiveRows, weights: CollectiveWeights) -> Float64[
         per_node = np.full(2, rows.ranks_per_node[i])
         groups = np.array([float(rows.groups[i]), 1.0])
         concurrent_s, alone_s = prices.price(
-            request, Groups.on(fabric, size, ranks, per_node, outermost, groups)
+            request,
+            Groups.on(
+                fabric,
+                buffer_bytes=size,
+                ranks=ranks,
+                ranks_per_node=per_node,
+                level=outermost,
+                concurrent=groups,
+            ),
         ).time_s
         log_slowdowns[i] = np.log(concurrent_s / alone_s)
     return log_slowdowns

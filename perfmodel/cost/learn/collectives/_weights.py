@@ -17,7 +17,8 @@ from perfmodel.cost.learn.collectives._curves import (
     stacked,
     unstacked,
 )
-from perfmodel.cost.learn.collectives._fabrics import Effect, Fabric, names_of_parts
+from perfmodel.cost.learn.collectives._fabrics import Fabric, names_of_parts
+from perfmodel.cost.learn.collectives._link_constants import Effect
 from perfmodel.cost.learn.collectives._physics import DIRECT
 from perfmodel.cost.learn.collectives._rows import SeriesKey
 from perfmodel.errors import CalibrationError
