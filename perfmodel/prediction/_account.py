@@ -154,18 +154,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
 
     # In the order in which the account is printed. Activities that a step cannot have are left out,
     # not 0.
-    training = problem.job.mode == "train"
-    result = {"forward": mean_s[Part.FORWARD]}
-    if training:
-        result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
-    result["clock_under_load"] = mean_s[Part.CLOCK]
-    if mean_s[Part.RUNS]:
-        result["kernels_slower_in_runs"] = mean_s[Part.RUNS]
-    if mean_s[Part.QUANTISING]:
-        result["quantising"] = mean_s[Part.QUANTISING]
-    result |= {f"{name}_communication": mean_s[place] for name, place in _PLACE_OF.items()}
-    result["kernel_launch_gaps"] = mean_s[Part.GAPS]
-    result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
+    result = _activities_of_passes(mean_s, trains=problem.job.mode == "train")
     result["kernels_slowed_by_communication"] = (
         mean_s[Part.SLOWED] + exposed_s["kernels_slowed_by_communication"] * nominal_share
     )
@@ -192,6 +181,27 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     return Account(
         breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond))
     )
+
+
+def _activities_of_passes(mean_s: Sequence[float], *, trains: bool) -> dict[str, float]:
+    """Seconds of what the passes consist of, in the order in which they are printed.
+
+    Args:
+        mean_s: mean seconds of a rank, by `Part`.
+    """
+    result = {"forward": mean_s[Part.FORWARD]}
+    if trains:
+        result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
+    result["clock_under_load"] = mean_s[Part.CLOCK]
+    if mean_s[Part.RUNS]:
+        result["kernels_slower_in_runs"] = mean_s[Part.RUNS]
+    if mean_s[Part.QUANTISING]:
+        result["quantising"] = mean_s[Part.QUANTISING]
+    for name, place in _PLACE_OF.items():
+        result[f"{name}_communication"] = mean_s[place]
+    result["kernel_launch_gaps"] = mean_s[Part.GAPS]
+    result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
+    return result
 
 
 @dataclass(frozen=True, eq=False)

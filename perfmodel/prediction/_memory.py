@@ -121,15 +121,11 @@ def rank_memory(
 
     saved_bytes, copying = _saved_bytes(ranks, blocks, sharding, setting)
 
-    # The largest block while it runs, and what reducing its gradients takes where ZeRO 3 does that
-    # block by block.
+    # The largest block while it runs, with the reduction of its gradients where ZeRO 3 reduces
+    # them block by block.
     running_blocks = blocks
-    reduces_by_block = trains_weights and not (costs.live_params or costs.planned_memory)
-    if reduces_by_block and gathers_weights.any():
-        reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
-        running_blocks = blocks.reducing(
-            sharding, gradients_sharded, held_dtype_bytes(job), reduced_bytes
-        )
+    if gathers_weights.any():
+        running_blocks = _with_reductions(blocks, gradients_sharded, sharding, setting)
     transient = _transient(ranks, running_blocks, copying, trains=runs_backward)
 
     # Gradients that do not outlive the step come one by one while a single backward drops
@@ -156,6 +152,21 @@ def rank_memory(
         activations=saved_bytes * runs_backward,
         buffers=buffers,
     )
+
+
+def _with_reductions(
+    blocks: BlockBytes, gradients_sharded: Any, sharding: Sharding, setting: Setting
+) -> BlockBytes:
+    """Blocks with what the reduction of their own gradients takes while they run.
+
+    Not so where weights stay gathered after their use (`MemoryCosts.live_params`), whose gradients
+    are reduced from one bucket (`reduction_bucket_bytes`), or where memory is planned ahead.
+    """
+    job, costs = setting.job, setting.framework.memory
+    if not is_trained(job) or costs.live_params or costs.planned_memory:
+        return blocks
+    reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
+    return blocks.reducing(sharding, gradients_sharded, held_dtype_bytes(job), reduced_bytes)
 
 
 def _saved_bytes(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -168,16 +168,9 @@ def step_series(
     # The pause before the first line that counts belongs to the warm-up.
     pauses_after_s[:1] = 0.0
 
-    # A line is a stall if it stands out above the running median of its neighbours, by robust
-    # deviations and as a share of the step. The running median follows a drift, which is no
-    # stall.
-    baseline_s = _running_median(seconds_after)
-    residual_s = seconds_after - baseline_s
-    scatter_s = _MAD_TO_SD * float(np.median(np.abs(residual_s)))
-    is_stall = residual_s > np.maximum(_STALL_DEVIATIONS * scatter_s, _STALL_SHARE * baseline_s)
-    lost_s = np.where(is_stall, residual_s * covered_after, 0.0) + pauses_after_s
-
-    is_usual = ~is_stall
+    stalled = _stalled_lines(seconds_after)
+    lost_s = np.where(stalled.is_stall, stalled.residual_s * covered_after, 0.0) + pauses_after_s
+    is_usual = ~stalled.is_stall
     usual_seconds = seconds_after[is_usual] if is_usual.any() else seconds_after
     usual_s = float(np.median(usual_seconds))
     total = float(covered_after.sum())
@@ -189,7 +182,7 @@ def step_series(
         warm_up_steps=int(covered[:warm].sum()),
         warm_up_s=float(((seconds[:warm] - usual_s) * covered[:warm]).sum()),
         usual_s=usual_s,
-        scatter=scatter_s / usual_s,
+        scatter=stalled.scatter_s / usual_s,
         mean_s=float((seconds_after * covered_after + pauses_after_s).sum()) / total,
         stalls=stalls,
         drift=_drift(steps_after[is_usual], seconds_after[is_usual]),
@@ -198,6 +191,26 @@ def step_series(
         skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
         untimed_events=0 if has_clock else _untimed_events(log, stalls),
     )
+
+
+class _StalledLines(NamedTuple):
+    """Which lines of a log are stalls."""
+
+    is_stall: Bool[np.ndarray, " lines"]
+    residual_s: Float[np.ndarray, " lines"]
+    """Seconds per step beyond the running median."""
+    scatter_s: float
+    """Robust standard deviation of the residuals."""
+
+
+def _stalled_lines(seconds: Float[np.ndarray, " lines"]) -> _StalledLines:
+    """A line is a stall if it stands out above the running median of its neighbours, by robust
+    deviations and as a share of the step. The running median follows a drift, which is no stall."""
+    baseline_s = _running_median(seconds)
+    residual_s = seconds - baseline_s
+    scatter_s = _MAD_TO_SD * float(np.median(np.abs(residual_s)))
+    is_stall = residual_s > np.maximum(_STALL_DEVIATIONS * scatter_s, _STALL_SHARE * baseline_s)
+    return _StalledLines(is_stall, residual_s, scatter_s)
 
 
 def _timed_steps(

@@ -2,8 +2,9 @@
 several kinds of nodes, the kind of each stage."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -172,28 +173,11 @@ def partition_stages(
         else:
             start += base_costs.layouts(base, base_costs.exact(base, batch.spec.micro_batches))
 
-    def moves(layout: Layout) -> Iterable[Layout]:
-        neighbouring = _neighbouring_cuts(layout)
-        if layout.recompute not in costs:
-            yield from (
-                layout.replace(partition=sizes, kinds=kinds) for sizes, kinds in neighbouring
-            )
-            return
-
-        # Costs tell which moves fit and what each stage has to recompute. The other mode of
-        # recompute is tried with the same cut.
-        yield from costs[layout.recompute].layouts(layout, neighbouring)
-        for base in bases:
-            if base.recompute != layout.recompute:
-                yield from costs[base.recompute].layouts(
-                    base, [(layout.partition or (), layout.kinds)]
-                )
-
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
         end = descend(
             list(dict.fromkeys(start)),
-            moves,
+            partial(_moves, bases=bases, costs=costs),
             lambda layouts: exact_steps_s(problem, layouts),
             # Most moves of a layer lengthen the timeline of passes and transfers alone beyond the
             # best step.
@@ -212,6 +196,25 @@ def partition_stages(
         evaluated=end.evaluated,
         seconds=time.perf_counter() - started,
     )
+
+
+def _moves(
+    layout: Layout, bases: Sequence[Layout], costs: dict[str, KindCosts]
+) -> Iterator[Layout]:
+    """Neighbours of a layout: one layer moved to another stage, or the same cut recomputed
+    otherwise."""
+    neighbouring = _neighbouring_cuts(layout)
+    if layout.recompute not in costs:
+        for sizes, kinds in neighbouring:
+            yield layout.replace(partition=sizes, kinds=kinds)
+        return
+
+    # Costs tell which moves fit and what each stage has to recompute. The other mode of recompute
+    # is tried with the same cut.
+    yield from costs[layout.recompute].layouts(layout, neighbouring)
+    for base in bases:
+        if base.recompute != layout.recompute:
+            yield from costs[base.recompute].layouts(base, [(layout.partition or (), layout.kinds)])
 
 
 def _neighbouring_cuts(layout: Layout) -> list[tuple[tuple[int, ...], PerRank]]:

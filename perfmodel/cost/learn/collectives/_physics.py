@@ -170,13 +170,10 @@ def collective_time(
             continue
         is_tree = name in ("tree", "nvls_tree")
 
-        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first.
-        # Half of the bytes that LL sends are flags. No steeper than that more ranks, and smaller
-        # messages, still take longer.
-        asks = 1.0
+        latencies = 1.0
         if name:
-            wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / ranks)
-            asks = 1 + 1 / (1 + (link.eager_bytes / wire_bytes) ** ASKS)
+            message_bytes = buffer_bytes if is_tree else buffer_bytes / ranks
+            latencies = _latencies_between_nodes(message_bytes, link)
         sharpness = xp.where(
             nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE
         )
@@ -190,7 +187,7 @@ def collective_time(
             # Latency: hops one after another. A cluster's stated latency beyond the usual one is a
             # term of its own.
             near_s = protocol.hop_inside_s
-            far_s = protocol.hop_between_s * asks
+            far_s = protocol.hop_between_s * latencies
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
             shift_s = hops_near * _shift(xp, near_s, link.inside)
             shift_s = shift_s + hops_far * _shift(xp, far_s, link.between)
@@ -214,6 +211,14 @@ def collective_time(
     time_s = larger(time_s, link.host_s, HOST_SHARPNESS)
     # a group of one rank takes no time at all
     return time_s * xp.minimum(ranks - 1.0, 1.0)
+
+
+def _latencies_between_nodes(message_bytes: Array, link: LinkConstants) -> Array:
+    """Latencies that a message between nodes takes: 1 if it is sent at once, 2 if it asks first."""
+    # Half of the bytes that LL sends are flags. The change is no steeper than that more ranks, and
+    # smaller messages, still take longer.
+    wire_bytes = 2 * message_bytes
+    return 1 + 1 / (1 + (link.eager_bytes / wire_bytes) ** ASKS)
 
 
 def _direct_time(
