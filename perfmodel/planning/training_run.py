@@ -92,8 +92,8 @@ def training_run(
     stated = tariff or Tariff()
     known = stated.completed(step_problem)
 
-    lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
-    per_million = _per_million_tokens(step_problem, prediction, known, lasting)
+    run_goodput = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
+    per_million = _per_million_tokens(step_problem, prediction, known, run_goodput)
 
     # Quantities of all tokens are multiples of those of a million.
     millions = None if known.tokens is None else known.tokens / MILLION
@@ -107,7 +107,7 @@ def training_run(
         price_source = "given"
     return TrainingRun(
         tokens=known.tokens,
-        goodput=lasting,
+        goodput=run_goodput,
         days=days[0],
         days_lo=days[1],
         days_hi=days[2],
@@ -141,7 +141,7 @@ def _energy_is_bound(tariff: Tariff) -> bool:
 
 
 def _per_million_tokens(
-    problem: StepProblem, prediction: Prediction, tariff: Tariff, lasting: Goodput
+    problem: StepProblem, prediction: Prediction, tariff: Tariff, run_goodput: Goodput
 ) -> _PerMillionTokens:
     """Time, cost and energy of a million tokens."""
     idle_power_w = tariff.power_w if _energy_is_bound(tariff) else tariff.idle_power_w
@@ -153,7 +153,7 @@ def _per_million_tokens(
 
     def with_failures(name: str) -> list[float]:
         # Failures stretch time, and with it money and energy, by 1 / goodput.
-        return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
+        return (np.asarray(quantity(name).lo, float) / run_goodput.fraction).tolist()
 
     return _PerMillionTokens(
         train_time_s=with_failures("train_time_s"),

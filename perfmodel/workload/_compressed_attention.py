@@ -203,10 +203,10 @@ def compressed_weights(model: Transformer, parts: CompressedAttention, letter: s
     h, d, a, q = model.hidden, model.head_dim, model.heads, parts.q_lora_rank
     weights = h * q + q * a * d + h * d
     weights += a * d * parts.output_rank + parts.output_groups * parts.output_rank * h
-    made = 2 * _compression(parts, letter).series
-    weights += h * made * d
+    projections = 2 * _compression(parts, letter).series
+    weights += h * projections * d
     if letter == "F":
-        weights += h * made * parts.index_dim
+        weights += h * projections * parts.index_dim
         weights += parts.index_heads * (q * parts.index_dim + h)
     return weights
 

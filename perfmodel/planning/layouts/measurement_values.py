@@ -143,7 +143,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
         observations += [
             _profile(run, names, site_prior) for run in observations if run.kind == "run"
         ]
-    return weighed(mean, loads, observations, joint.weight, tuple(predictions))
+    return value_measurements(mean, loads, observations, joint.weight, tuple(predictions))
 
 
 def runs_and_pairs(
@@ -213,7 +213,7 @@ def _profile(run: Observation, names: Sequence[str], site_prior: SitePrior) -> O
     return Observation("profile", run.places, np.stack(rows, axis=1), np.stack(noise, axis=1))
 
 
-def weighed(
+def value_measurements(
     mean: Float[np.ndarray, " layouts"],
     loads: Float[np.ndarray, "nodes layouts sources"],
     observations: Sequence[Observation],
@@ -239,7 +239,7 @@ def weighed(
     )
     now = float(mean.min())
     first = int(mean.argmin())
-    worths = []
+    values = []
     for measurement in observations:
         # Draw possible results of the measurement and update the means by Bayes' rule. The choice
         # is then the layout with the least posterior mean.
@@ -251,7 +251,7 @@ def weighed(
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(min(expected, now) - truth_least, 0.0)
-        worths.append(
+        values.append(
             MeasurementValue(
                 kind=measurement.kind,
                 places=measurement.places,
@@ -265,14 +265,14 @@ def weighed(
     # Savings per run that differ by less than a hundredth of the present regret count as equal, so
     # that cheaper kinds and better layouts come first.
     resolution = max(_ALIKE * regret, TINY)
-    worths.sort(
-        key=lambda worth: (
-            -round((regret - worth.regret) / len(worth.places) / resolution),
-            KINDS.index(worth.kind),
-            worth.places,
+    values.sort(
+        key=lambda value: (
+            -round((regret - value.regret) / len(value.places) / resolution),
+            KINDS.index(value.kind),
+            value.places,
         )
     )
-    return MeasurementValues(layouts=layouts, regret=regret, best=best, worth=tuple(worths))
+    return MeasurementValues(layouts=layouts, regret=regret, best=best, worth=tuple(values))
 
 
 def expected_given(

@@ -116,7 +116,7 @@ class StaticArgs:
 
 
 class RelaxedStart(NamedTuple):
-    """What a descent from one start ended with, after rounding."""
+    """What a descent from one start relaxed_starts with, after rounding."""
 
     values: dict[str, np.ndarray]
     objective: float
@@ -170,14 +170,14 @@ def relax(
         rounded[name] = [variable.rounded(row) for row in np.asarray(free[name])]
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
     objectives, excesses = _evaluated_starts(problem.static_args, ends | constants, problem.single)
-    ended = []
+    relaxed_starts = []
     for i in range(n_starts):
         start_values = {name: rows[i] for name, rows in rounded.items()}
-        ended.append(RelaxedStart(start_values, float(objectives[i]), float(excesses[i])))
+        relaxed_starts.append(RelaxedStart(start_values, float(objectives[i]), float(excesses[i])))
 
     # The fastest of those that keep all limits; if none does, the fastest.
-    best = min(ended, key=lambda end: (end.excess > FEASIBLE, end.objective))
-    return Relaxed(best.values, best.objective, best.excess <= FEASIBLE, tuple(ended))
+    best = min(relaxed_starts, key=lambda end: (end.excess > FEASIBLE, end.objective))
+    return Relaxed(best.values, best.objective, best.excess <= FEASIBLE, tuple(relaxed_starts))
 
 
 def objective_at(problem: Relaxation, values: Values) -> float:

@@ -209,7 +209,7 @@ def prices(
     for request, low, high in zip(requests, slower, faster, strict=True):
         elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(request.ops), rates))
         priced.append(
-            _lawful(request.ops, request.time_s(request.problem, NO_PRICES), elasticity, index)
+            _power_laws(request.ops, request.time_s(request.problem, NO_PRICES), elasticity, index)
         )
     return priced
 
@@ -254,7 +254,7 @@ def _times_on(cluster: Cluster, requests: Sequence[PriceRequest]) -> list[Float[
     return times_s
 
 
-def _lawful(
+def _power_laws(
     ops: Sequence[Op],
     time_s: Float[np.ndarray, " n"],
     elasticity: Float[np.ndarray, "n r"],

@@ -11,8 +11,8 @@ from perfmodel.planning.layouts.measurement_values import (
     Observation,
     expected_given,
     telling,
+    value_measurements,
 )
-from perfmodel.planning.layouts.measurement_values import weighed as mixture_weighed
 from perfmodel.prediction import explain, joint_errors
 from perfmodel.prediction.sites import Adjustment, FittedRuns
 from perfmodel.prediction.sites.known_runs import LayoutKernel
@@ -25,7 +25,7 @@ def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Observation:
 
 def weighed(mean: np.ndarray, loads: np.ndarray, seen: list[Observation]) -> MeasurementValues:
     """At a single node."""
-    return mixture_weighed(mean, loads[None], seen, np.ones(1))
+    return value_measurements(mean, loads[None], seen, np.ones(1))
 
 
 def loss(gap: float, sd: float) -> float:
@@ -125,7 +125,7 @@ def doubt(case) -> float:
 def test_of_a_search(case, predictions, monkeypatch):
     seen: list[Observation] = []
     monkeypatch.setattr(
-        "perfmodel.planning.layouts.measurement_values.weighed",
+        "perfmodel.planning.layouts.measurement_values.value_measurements",
         lambda mean, loads, found, *_: seen.extend(found) or (loads, found),
     )
     loads, _ = telling(case.step_problem, predictions)  # pyright: ignore[reportGeneralTypeIssues]

@@ -404,7 +404,7 @@ def fit_calibration(
             fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress)
         )
     if collectives and family in (None, "collectives"):
-        summary["collectives"] = _fit_beside_shipped(collectives, Path(out))
+        summary["collectives"] = _fit_and_merge_collectives(collectives, Path(out))
     if not summary:
         raise TableError(
             f"no table has rows of family {family!r}; found {', '.join(sorted(set(kinds)))} tables"
@@ -412,8 +412,9 @@ def fit_calibration(
     return summary
 
 
-def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
-    """Fit, join with the shipped weights, write; what became of rows and series."""
+def _fit_and_merge_collectives(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
+    """Fit collectives, merge them with the shipped weights and write both; returns what became of
+    the rows and series."""
     # at a site a series of a forced algorithm counts where nothing else was measured there
     weights = fit_collectives(
         tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
