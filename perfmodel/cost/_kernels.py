@@ -307,7 +307,7 @@ class KernelModel:
         and bytes halve."""
         index = np.flatnonzero(rows.narrow & ~rows.backward)
         if len(index):
-            in_16 = request.take(index).instead(in_16_bits(request.rows.take(index)))
+            in_16 = request.take(index).with_rows(in_16_bits(request.rows.take(index)))
             between_half_and_all(answers, index, self._regressors.predict(in_16))
 
     def _answer_backward_by_its_products(
@@ -317,8 +317,8 @@ class KernelModel:
         separately."""
         backward = request.take(index)
         input_gradient, weight_gradient = gradient_products(backward.rows)
-        input_times = self._predict(backward.instead(input_gradient))
-        answers.put(index, added(input_times, self._predict(backward.instead(weight_gradient))))
+        input_times = self._predict(backward.with_rows(input_gradient))
+        answers.put(index, added(input_times, self._predict(backward.with_rows(weight_gradient))))
 
     def _speed_up_to_reached_share(
         self, answers: Prediction, request: PriceQuery, rows: "_ProductRows"
@@ -341,7 +341,7 @@ class KernelModel:
         # many.
         sped_up = index[(log_gain != 0) & rows.narrow[index]]
         if len(sped_up):
-            in_16 = request.take(sped_up).instead(in_16_bits(request.rows.take(sped_up)))
+            in_16 = request.take(sped_up).with_rows(in_16_bits(request.rows.take(sped_up)))
             between_half_and_all(answers, sped_up, self._predict(in_16))
 
     def _bound_by_nominal_rate(
@@ -381,7 +381,7 @@ class KernelModel:
             index = np.flatnonzero(bounded & has_dtype)
             if len(index):
                 as_fp32 = request.rows.take(index).changed({}, dtype="fp32")
-                fp32 = self._predict(request.take(index).instead(as_fp32))
+                fp32 = self._predict(request.take(index).with_rows(as_fp32))
                 answers.move(index, towards(fp32.log_time - answers.log_time[index], 0.0))
 
     def _bound_tf32_by_16_bits(
@@ -397,7 +397,7 @@ class KernelModel:
         if not len(index):
             return
         request = request.take(index)
-        in_16 = self._predict(request.instead(in_16_bits(request.rows)))
+        in_16 = self._predict(request.with_rows(in_16_bits(request.rows)))
 
         def slowdown(query: Query) -> float:
             ratio_of_peaks = query.figures.peak("half") / query.figures.peak("tf32")
@@ -433,7 +433,7 @@ class KernelModel:
         shorter than in 16 bits."""
         answers.put(index, by_roofline(request.take(index)))
         in_16 = self._predict_attention(
-            request.take(index).instead(in_16_bits(request.rows.take(index)))
+            request.take(index).with_rows(in_16_bits(request.rows.take(index)))
         )
         answers.move(index, np.maximum(in_16.log_time - answers.log_time[index], 0.0))
 
@@ -452,7 +452,7 @@ class KernelModel:
                 continue
             causal = np.full(len(masked), float(other_mask == "causal"))
             under_other = request.rows.take(masked).changed({"causal": causal}, op=other_mask)
-            other_answers = self._regressors.predict(request.take(masked).instead(under_other))
+            other_answers = self._regressors.predict(request.take(masked).with_rows(under_other))
             less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
             # the sign makes one bound of two: the causal mask from above, the full one from below
             log_bound = other_answers.log_time + sign * log_computed_share(request.take(masked))

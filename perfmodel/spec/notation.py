@@ -103,18 +103,18 @@ SCHEDULE_ALIASES: Final = {
 }
 """Schedules by their names in papers (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW,
 Narayanan et al. 2021; ZB-1p and ZB-2p, Qi et al. 2024; TiMePReSt's is nF1B), in Megatron-LM and
-Paddle, and by the names of `torch.distributed.pipelining`. Blanks stand for any joint between
+Paddle, and by the names of `torch.distributed.pipelining`. Blanks stand for any separator between
 words, or none."""
-_JOINTS: Final = re.compile(r"[\s_-]+")
+_SEPARATORS: Final = re.compile(r"[\s_-]+")
 
 
-def _names_without_joints() -> dict[str, str]:
-    """Registered names of schedules by all names, each without the joints between its words."""
+def _names_without_separators() -> dict[str, str]:
+    """Registered names of schedules by all names, each without the separators between its words."""
     aliases = {name: name for name in SCHEDULES} | SCHEDULE_ALIASES
-    return {_JOINTS.sub("", alias): name for alias, name in aliases.items()}
+    return {_SEPARATORS.sub("", alias): name for alias, name in aliases.items()}
 
 
-_REGISTERED_NAMES: Final = _names_without_joints()
+_REGISTERED_NAMES: Final = _names_without_separators()
 
 
 _DRAINED: Final = re.compile(r"(?P<schedule>.*?)\s*\*\s*(?P<drains>[1-9]\d*)")
@@ -148,9 +148,9 @@ def schedule_name(name: str) -> str:
     if head.lower() == "file":
         return f"file{colon}{number}"
     lower_name = head.strip().lower().replace("_", "-").replace(" ", "-")
-    without_joints = _JOINTS.sub("", lower_name)
+    without_separators = _SEPARATORS.sub("", lower_name)
     # PyTorch's classes are called `Schedule1F1B` and so on.
-    registered = _REGISTERED_NAMES.get(without_joints.removeprefix("schedule"), lower_name)
+    registered = _REGISTERED_NAMES.get(without_separators.removeprefix("schedule"), lower_name)
     return registered + colon + number.strip()
 
 

@@ -114,17 +114,17 @@ def _compressed_keys(
     """Compressed keys of `width` elements: products to keys and to their weights, a softmax of
     these over the tokens of a window, the weighted sum, and its norm."""
     rows = local.norm_tokens
-    made = compression.series * width
+    elements = compression.series * width
     n_keys = max(1, rows // compression.rate)
     return [
-        linear(local.precision, rows, 2 * made, local.hidden, kept_input=0.0, kept_output=1.0),
+        linear(local.precision, rows, 2 * elements, local.hidden, kept_input=0.0, kept_output=1.0),
         pointwise(
             local.precision,
             [("softmax", 1), ("mul", 2)],
             rows,
-            made,
-            params=compression.rate * made,
-            saved_bytes=float(rows * made * local.act_bytes),
+            elements,
+            params=compression.rate * elements,
+            saved_bytes=float(rows * elements * local.act_bytes),
         ),
         small_norm(model, local, n_keys, width),
     ]
@@ -203,6 +203,7 @@ def compressed_weights(model: Transformer, parts: CompressedAttention, letter: s
     h, d, a, q = model.hidden, model.head_dim, model.heads, parts.q_lora_rank
     weights = h * q + q * a * d + h * d
     weights += a * d * parts.output_rank + parts.output_groups * parts.output_rank * h
+    # A series of compressed keys has two products, to the keys and to their weights.
     projections = 2 * _compression(parts, letter).series
     weights += h * projections * d
     if letter == "F":

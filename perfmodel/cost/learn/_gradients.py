@@ -245,7 +245,7 @@ def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     return (
         log_over
         + log_over_exponentials(request)
-        - log_over_exponentials(request.instead(forward_rows(rows)))
+        - log_over_exponentials(request.with_rows(forward_rows(rows)))
     )
 
 

@@ -89,8 +89,8 @@ class PriceQuery:
         """The rows at `index`."""
         return replace(self, rows=self.rows.take(index), query=self.query[index])
 
-    def instead(self, rows: Rows) -> "PriceQuery":
-        """Replace the rows, keeping their queries."""
+    def with_rows(self, rows: Rows) -> "PriceQuery":
+        """The request with other rows of the same queries."""
         return replace(self, rows=rows)
 
     def of_query(self, fact: Callable[[Query], Any]) -> np.ndarray:
@@ -171,7 +171,7 @@ def with_half_batches(request: PriceQuery, divided: Bool[np.ndarray, "n"]) -> Ro
     key = np.column_stack([batch, request.query[source], rows.kind[source], *other_columns])
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
     distinct = request.take(source[first])
-    distinct = distinct.instead(distinct.rows.changed({"batch": batch[first]}))
+    distinct = distinct.with_rows(distinct.rows.changed({"batch": batch[first]}))
     return RowsAndHalves(distinct, place[: len(request)], place[half[first]])
 
 

@@ -126,15 +126,15 @@ class Regressor:
                     answers.put(far_index, self._by_plans(request.take(far_index), direct=False))
                 return answers
             case "by forward":
-                forward = self._by_plans(request.instead(forward_rows(request.rows)))
+                forward = self._by_plans(request.with_rows(forward_rows(request.rows)))
                 return scaled(forward, log_over_forward(self._for_home_device(request)))
             case "by bandwidth":
                 return norm_times(request)
             case "sum":
                 input_gradient, weight_gradient = gradient_products(request.rows)
                 return added(
-                    self._by_plans(request.instead(input_gradient)),
-                    self._by_plans(request.instead(weight_gradient)),
+                    self._by_plans(request.with_rows(input_gradient)),
+                    self._by_plans(request.with_rows(weight_gradient)),
                 )
             case "share":
                 backward = whole_backward(request.rows)
@@ -142,12 +142,12 @@ class Regressor:
                 # grow while all times fall.
                 home = self._for_home_device(request)
                 input_gradient, weight_gradient = (
-                    self._by_plans(home.instead(rows)) for rows in gradient_products(backward)
+                    self._by_plans(home.with_rows(rows)) for rows in gradient_products(backward)
                 )
                 both_products = added(input_gradient, weight_gradient)
                 part = self._by_plans(home)
                 return scaled(
-                    self._by_plans(request.instead(backward)),
+                    self._by_plans(request.with_rows(backward)),
                     part.log_time - both_products.log_time,
                 )
 
@@ -204,7 +204,7 @@ class Regressor:
         # Wide heads were timed under a causal mask alone.
         die = request.of_query(lambda query: query.figures.die)
         rows, log_over = as_causal(request.rows, die, as_asked)
-        request = request.instead(rows)
+        request = request.with_rows(rows)
 
         # Inference servers copy the keys and values of causal prompts into a cache, and their times
         # include that copy.
@@ -222,7 +222,7 @@ class Regressor:
         rows, log_over_equal_heads = as_equal_heads(rows, die, as_asked)
         log_over += log_over_equal_heads
         log_over += log_over_served(self._for_home_device(request), served)
-        answers = self._as_timed(request.instead(rows), direct)
+        answers = self._as_timed(request.with_rows(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
         learned = 1
         return Prediction(

@@ -14,7 +14,7 @@ than the next.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -29,6 +29,7 @@ from perfmodel.cost.learn.collectives._curves import (
     between_of,
     correction,
 )
+from perfmodel.cost.learn.collectives._fabrics import Fabric
 from perfmodel.cost.learn.collectives._link_constants import constants
 from perfmodel.cost.learn.collectives._physics import (
     DIRECT,
@@ -450,47 +451,49 @@ def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndar
     return below * (1 - along_counts) + above * along_counts + beyond_grid
 
 
+class _SharedByRows(NamedTuple):
+    """What rows that are priced together have in common."""
+
+    kind: str
+    fabric: Fabric
+    series: int
+    """Index of the series in `CollectiveRows.keys`."""
+    software: str
+    dtype: str
+    algorithm: str
+    any_algorithm: bool
+    host_launches: bool
+
+
 def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     """Prices of table rows, each alone on its fabric, using its own series if measured."""
     # Rows that ask the same table questions go together: they differ in sizes and counts alone.
-    columns = (
-        rows.kind,
-        rows.fabric,
-        rows.series,
-        rows.software,
-        rows.dtype,
-        rows.algorithm,
-        rows.any_algorithm,
-        rows.host_launches,
-    )
-    codes: dict[tuple[Any, ...], int] = {}
-    code_of_row = np.array(
-        [codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)], dtype=np.int64
-    )
+    columns = [getattr(rows, name) for name in _SharedByRows._fields]
+    codes: dict[_SharedByRows, int] = {}
+    code_of_row = np.zeros(len(rows), np.int64)
+    for row, values in enumerate(zip(*columns, strict=True)):
+        code_of_row[row] = codes.setdefault(_SharedByRows(*values), len(codes))
     distinct = list(codes)
 
     priced = Priced.unknown(len(rows))
     for (code,), index in groups_of(code_of_row):
-        kind, fabric, series, software, dtype, *how = distinct[code]
-        algorithm, any_algorithm, host_launches = how
-        key = rows.keys[series]
+        shared = distinct[code]
+        series = rows.keys[shared.series]
         request = CollectiveRequest(
-            kind=str(kind),
-            fabric=fabric,
-            keys=(EntryKey(key, software, dtype), key),
-            algorithm=str(algorithm),
-            any_algorithm=bool(any_algorithm),
-            host_launches=bool(host_launches),
+            kind=str(shared.kind),
+            fabric=shared.fabric,
+            keys=(EntryKey(series, shared.software, shared.dtype), series),
+            algorithm=str(shared.algorithm),
+            any_algorithm=bool(shared.any_algorithm),
+            host_launches=bool(shared.host_launches),
         )
-        outermost = np.full(len(index), len(fabric.levels) - 1)
-        alone = np.ones(len(index))
         groups = Groups.on(
-            fabric,
+            shared.fabric,
             buffer_bytes=rows.buffer_bytes[index],
             ranks=rows.ranks[index],
             ranks_per_node=rows.ranks_per_node[index],
-            level=outermost,
-            concurrent=alone,
+            level=np.full(len(index), len(shared.fabric.levels) - 1),
+            concurrent=np.ones(len(index)),
         )
         priced.put(index, prices.price(request, groups))
     return priced
