@@ -118,11 +118,13 @@ def pareto(
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
+
     # Layouts that were not evaluated are dominated already by their bounds.
     dominated = candidates.feasible - evaluated
     if dominated:
         rejected[Rejection(Reason.DOMINATED)] += dominated
     layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
+
     # Values are minimised inside, and shown as the user asked for them (throughputs rise).
     axis_values = np.empty((len(values), len(goals)))
     for column, goal in enumerate(goals):

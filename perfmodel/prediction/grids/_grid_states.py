@@ -164,13 +164,13 @@ class StateEvents:
                 gather = collectives(by_layer, GATHER)
             if runs_backward:
                 gather_backward = collectives(by_layer=True, kinds=GATHER_BACKWARD)
+            state_collectives = _StateCollectives(
+                reduce, gather, gather_backward, bool(every_micro_batch[state.zero])
+            )
             bound = _bound(
                 spec,
                 state,
-                reduces_every_micro_batch=bool(every_micro_batch[state.zero]),
-                reduce=reduce,
-                gather=gather,
-                gather_backward=gather_backward,
+                state_collectives,
                 update_s=float(over_ranks(updates_s[int(state.zero > 0)])) * trained,
                 update_and_gather_s=float(over_ranks(updates_s[1] + gather_after_update.of_rank)),
                 trained=trained,
@@ -179,14 +179,57 @@ class StateEvents:
         return bounds
 
 
+class _StateCollectives(NamedTuple):
+    """Collectives that one choice of states needs."""
+
+    reduce: "Collectives"
+    """Reductions of gradients, of one micro-batch or of the step."""
+    gather: "Collectives"
+    """Gathers of weights, before each forward pass or before the step."""
+    gather_backward: "Collectives"
+    """Gathers before each backward pass; they count where weights are sharded."""
+    reduces_every_micro_batch: bool
+
+
+class _MicroBatchSeconds(NamedTuple):
+    """Seconds of exchanges that come once per micro-batch."""
+
+    gather_s: float
+    """Gathers that lie between the passes."""
+    reduce_s: float
+    """Reductions that lie between the passes."""
+    stream_s: float
+    """Exchanges on the communication stream."""
+
+
+def _micro_batch_seconds(
+    spec: ProgramSpec, state: StateChoice, collectives: _StateCollectives
+) -> _MicroBatchSeconds:
+    """Seconds of exchanges for every micro-batch: between the passes if they are not overlapped,
+    and on the stream anyway."""
+    # A pass may be of several micro-batches, or of a slice of one: nothing comes once per
+    # micro-batch.
+    if not spec.scheduler.plain:
+        return _MicroBatchSeconds(0.0, 0.0, 0.0)
+    reduce, gather, gather_backward, reduces_every_micro_batch = collectives
+    sharded_weights = state.zero == 3
+    gather_s = reduce_s = stream_s = 0.0
+    if sharded_weights and not state.overlap_param_gather:
+        gather_s = gather.least + gather_backward.least
+    if reduces_every_micro_batch:
+        reduce_s = 0.0 if state.overlap_grad_reduce else reduce.least
+        gathers_s = (
+            float(np.max(gather.of_rank + gather_backward.of_rank)) if sharded_weights else 0.0
+        )
+        stream_s = max(gathers_s + reduce.least, reduce.most)
+    return _MicroBatchSeconds(gather_s, reduce_s, stream_s)
+
+
 def _bound(
     spec: ProgramSpec,
     state: StateChoice,
+    collectives: _StateCollectives,
     *,
-    reduces_every_micro_batch: bool,
-    reduce: "Collectives",
-    gather: "Collectives",
-    gather_backward: "Collectives",
     update_s: float,
     update_and_gather_s: float,
     trained: bool,
@@ -194,37 +237,18 @@ def _bound(
     """Bound on the seconds that the states of one shape add under one choice.
 
     Args:
-        reduce: reductions of gradients, of one micro-batch or of the step.
-        gather: gathers of weights, before each forward pass or before the step.
-        gather_backward: gathers before each backward pass; they count where weights are sharded.
         update_s: seconds of the update on the rank that is last.
         update_and_gather_s: seconds of a sharded update and of the gather that follows it.
     """
-    sharded_weights = state.zero == 3
+    reduce, gather = collectives.reduce, collectives.gather
     gathers_ahead = state.overlap_param_gather
-    # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the
-    # stream anyway.
-    gather_each = reduce_each = stream_each = stream = 0.0
-    if sharded_weights and not gathers_ahead:
-        gather_each = gather.least + gather_backward.least
-    if reduces_every_micro_batch:
-        reduce_each = 0.0 if state.overlap_grad_reduce else reduce.least
-        gathers = (
-            float(np.max(gather.of_rank + gather_backward.of_rank)) if sharded_weights else 0.0
-        )
-        stream_each = max(gathers + reduce.least, reduce.most)
-        stream = gather.least if state.zero == 2 and gathers_ahead else 0.0
-    # A pass may be of several micro-batches, or of a slice of one: nothing comes once per
-    # micro-batch.
-    if not spec.scheduler.plain:
-        gather_each = reduce_each = stream_each = 0.0
-
+    each = _micro_batch_seconds(spec, state, collectives)
     if spec.steps > 1:
         # The next step of a device waits for its update, in all steps but one.
         end = (
             (update_s + reduce.smallest) * (1 - 2 / spec.steps) if spec.scheduler.staggered else 0.0
         )
-        return StateBound(0.0, end, gather_each, reduce_each, 0.0, stream_each)
+        return StateBound(0.0, end, each.gather_s, each.reduce_s, 0.0, each.stream_s)
 
     # The first pass waits for its weights. Gathers between passes are counted for each of them,
     # also for a rank's first, which it gathers for while ranks before it compute: the largest may
@@ -233,7 +257,7 @@ def _bound(
     after_s = update_s
     if gathers_ahead:
         start = gather.first
-    elif sharded_weights:
+    elif state.zero == 3:
         start = gather.first - gather.largest
     elif trained and state.zero in (1, 2):
         after_s = update_and_gather_s
@@ -243,9 +267,14 @@ def _bound(
     end = 0.0
     if state.overlap_grad_reduce:
         end = reduce.smallest
-    elif not reduces_every_micro_batch:
+    elif not collectives.reduces_every_micro_batch:
         end = reduce.least
-    return StateBound(start, end + after_s, gather_each, reduce_each, stream + after_s, stream_each)
+
+    # Gathers ahead of the step lie on the stream of reductions, where there are any in between.
+    stream_s = after_s
+    if collectives.reduces_every_micro_batch and state.zero == 2 and gathers_ahead:
+        stream_s = gather.least + after_s
+    return StateBound(start, end + after_s, each.gather_s, each.reduce_s, stream_s, each.stream_s)
 
 
 class DistinctEvents:
