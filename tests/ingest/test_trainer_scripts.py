@@ -213,3 +213,32 @@ def test_scripts_and_commands_of_trl_have_the_same_defaults() -> None:
         command.job_fields,
         command.seq_len,
     )
+
+
+SWITCHED_ON = {
+    "model.gradient_checkpointing_enable()": True,
+    'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})': True,
+    "model.enable_gradient_checkpointing()": True,
+    "model = peft.prepare_model_for_kbit_training(model)": True,
+    "model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)": False,
+    "model = peft.prepare_model_for_kbit_training(model, False)": False,
+    'model = FastLanguageModel.get_peft_model(model, r=8, use_gradient_checkpointing="unsloth")': True,
+    "model = FastLanguageModel.get_peft_model(model, r=8, use_gradient_checkpointing=False)": False,
+    "model.gradient_checkpointing_disable()": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("call", SWITCHED_ON)
+def test_recompute_that_a_script_switches_on_in_its_model(call: str) -> None:
+    script = (
+        "import peft\nfrom unsloth import FastLanguageModel\n"
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-3B")\n'
+        f"{call}\n"
+        'args = TrainingArguments(output_dir="o", per_device_train_batch_size=4, bf16=True)\n'
+        "Trainer(model=model, args=args).train()\n"
+    )
+    layout = parse_launch(script, "train.py", devices=8).layout
+    assert layout is not None
+    assert layout.recompute == ("full" if SWITCHED_ON[call] else "none")

@@ -117,7 +117,7 @@ def trainer_script(
     entries[PROGRAM] = Entry(_program(followed, call.path), call.line)
     entries |= _length(followed, entries)
     model_entries, model, notes = _model(followed, place)
-    entries = model_entries | entries | _adapters(followed)
+    entries = model_entries | entries | _adapters(followed) | _recompute(followed)
     source = Source(
         place=place, entries=entries, doubts=tuple(doubts), notes=tuple(notes), recipe_model=model
     )
@@ -337,4 +337,30 @@ def _adapters(followed: Followed) -> dict[str, Entry]:
             if value is not None:
                 entries[name] = Entry(value, call.line)
         return entries
+    return {}
+
+
+_SWITCHED_ON: Final = re.compile(
+    r"\.(gradient_checkpointing_enable|enable_gradient_checkpointing|apply_activation_checkpointing)$"
+)
+"""Calls that make a model repeat its layers' forward passes (transformers, diffusers, torch)."""
+_SWITCHED_BY_DEFAULT: Final = re.compile(r"prepare_model_for_(kbit|int8)_training$")
+_OPTION: Final = "use_gradient_checkpointing"
+"""Option of peft's and unsloth's functions that switch it on in passing."""
+
+
+def _recompute(followed: Followed) -> dict[str, Entry]:
+    """Recompute that the script switches on in its model, whatever the Trainer's arguments say:
+    these only switch it on as well."""
+    for call in followed.calls:
+        option = MISSING
+        prepares = _SWITCHED_BY_DEFAULT.search(call.path) is not None
+        if isinstance(call.made, ScriptObject):
+            behind_model = call.made.positional[1:2] if prepares else ()
+            option = call.made.fields.get(_OPTION, next(iter(behind_model), MISSING))
+        is_default = prepares and option is MISSING
+        # unsloth takes the name of its own variant, which repeats as much.
+        is_asked = option is True or option == "unsloth"
+        if _SWITCHED_ON.search(call.path) or is_default or is_asked:
+            return {"gradient_checkpointing": Entry(True, call.line)}
     return {}
