@@ -704,3 +704,31 @@ def test_nodes_of_a_command_win_over_those_of_accelerates_file(nodes: int, tmp_p
     layout = read_launch(script).layout
     assert layout is not None
     assert (layout.dp, layout.replicate) == (8 * nodes, nodes)
+
+
+FILE_OF_TRL = (
+    "model_name_or_path: meta-llama/Llama-3.1-8B\ntorch_dtype: bfloat16\nbf16: true\n"
+    "max_seq_length: 4096\npacking: true\nper_device_train_batch_size: 8\n"
+    "gradient_accumulation_steps: 2\ngradient_checkpointing: true\n"
+)
+
+
+@pytest.mark.parametrize("named", ["--config sft.yaml", "--config=sft.yaml", "sft.yaml"])
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun --nproc_per_node 8", "accelerate launch --num_processes 8"]
+)
+def test_flags_beside_a_file_of_settings_override_it(
+    named: str, batch: int | None, launcher: str, tmp_path: Path
+) -> None:
+    """As the recipes of trl and alignment-handbook are started."""
+    (tmp_path / "sft.yaml").write_text(FILE_OF_TRL)
+    flag = "" if batch is None else f" --per_device_train_batch_size {batch}"
+    script = tmp_path / "run.sh"
+    script.write_text(f"{launcher} scripts/run_sft.py {named}{flag}\n")
+    launch = read_launch(script)
+    assert launch.model == pm.model("llama3-8b")
+    assert (launch.devices, launch.global_batch, launch.seq_len) == (8, 16 * (batch or 8), 4096)
+    assert launch.layout is not None
+    assert launch.layout.recompute == "full"
+    assert launch.may_be_wrong == ()

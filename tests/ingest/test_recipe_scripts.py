@@ -403,3 +403,12 @@ def test_names_of_precisions_say_how_they_scale(name: str, dtype: str, recipe: s
     ):
         fields = read(START + text + "\n").job_fields
         assert (fields["dtype"], fields.get("fp8_recipe")) == (dtype, recipe)
+
+
+@pytest.mark.parametrize("model", ["llama3_8b", "mixtral_8x7b"])
+def test_the_model_of_a_recipe_is_no_setting_that_was_not_read(model: str) -> None:
+    script = (
+        "import nemo_run as run\nfrom nemo.collections import llm\n"
+        f"recipe = llm.{model}.pretrain_recipe(num_nodes=4)\nrun.run(recipe)\n"
+    )
+    assert parse_launch(script, "pretrain.py").ignored == ()

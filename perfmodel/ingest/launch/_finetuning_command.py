@@ -273,13 +273,15 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
 
 def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
     """The front end whose file follows a Python program directly (`train.py config.yaml`, as for
-    HfArgumentParser).
+    HfArgumentParser) or behind `--config` (as for TrlParser).
 
     None where there is no such file, or one of something else.
     """
-    texts = [word.text for word in command.argv]
+    texts = [part for word in command.argv for part in _flag_and_value(word.text)]
     programs = [i for i, text in enumerate(texts) if text.endswith(".py")]
-    behind = texts[programs[-1] + 1 : programs[-1] + 2] if programs else []
+    behind = texts[programs[-1] + 1 :] if programs else []
+    if "--config" in behind:
+        behind = behind[behind.index("--config") + 1 :]
     if not behind or not behind[0].endswith((".yaml", ".yml", ".json")):
         return None
     try:
@@ -291,6 +293,11 @@ def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFor
         return None
     entries, _ = configuration
     return finetuning_format(entries)
+
+
+def _flag_and_value(text: str) -> list[str]:
+    """`--flag=value` in two, other words whole."""
+    return text.split("=", 1) if text.startswith("--") else [text]
 
 
 def _single_valued(name: str, entry: Entry) -> Entry:
@@ -406,9 +413,11 @@ def _named_file(
 def _name_of_settings(training: _Training) -> str | None:
     """The file of settings that a command names and that its flags may leave open; None if it names
     none."""
-    # A command that states its batch states the rest too, and `--config` is then something else's
-    # (Accelerate's).
-    is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
+    # A command that states its model and batch states the rest too, and `--config` is then
+    # something else's (Accelerate's).
+    states_model = any(name in training.entries for name in ("model_name_or_path", "model"))
+    states_both = states_model and MICRO in training.entries
+    is_complete = training.form in (SWIFT, TRAINER) and states_both
     if is_complete or training.form in (OWN_FORM, COLOSSALAI):
         return None
     name = _name_of_file(training)

@@ -125,6 +125,9 @@ _NAMES: Final = {"mixed_precision.precision": "mixed_precision"}
 
 def _add(key: str, value: Any, line: int, settings: RecipeSettings) -> None:
     """Add a recipe's value under its key to the settings."""
+    # Which model it is, `model_of_recipe` reads.
+    if isinstance(value, ScriptObject) and value.maker == MODEL_OF_CATALOG and not value.fields:
+        return
     if key in ("trainer.plugins", "mixed_precision"):
         value = _precision(value)
     match value:
