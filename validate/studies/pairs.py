@@ -12,7 +12,11 @@ from scipy.stats import spearmanr
 from studies.tables import percent, rows_table
 
 from perfmodel.planning.layouts import square_root
-from perfmodel.planning.layouts.measurement_values import expected_given, runs_and_pairs, weighed
+from perfmodel.planning.layouts.measurement_values import (
+    expected_given,
+    runs_and_pairs,
+    value_measurements,
+)
 from perfmodel.prediction import Joint, Prediction, Site, step_problem
 from perfmodel.prediction.composition import joint_of, layout_coordinates, shared_errors
 from perfmodel.prediction.sites import SitePrior
@@ -139,7 +143,7 @@ def reliability(groups: Sequence[Choice]) -> dict[str, Any]:
 
     Returns:
         `bins`: `n` pairs, mean `probability` and share `faster` of each; `error`: mean distance
-        between the two, weighed as the pairs; `pairs`.
+        between the two, valued as the pairs; `pairs`.
     """
     rows = []
     for group in groups:
@@ -259,7 +263,7 @@ def _regrets_after_a_run(group: Choice) -> dict[str, float]:
         (shift,) = expected_given(loads, measurement, outcome, weight)
         regret_after[measurement.places] = _regret(measured, int((mean + shift).argmin()))
 
-    chosen = weighed(mean, loads, measurements, weight=weight).worth[0].places
+    chosen = value_measurements(mean, loads, measurements, weight=weight).worth[0].places
     as_many_runs = [regret for places, regret in regret_after.items() if len(places) == len(chosen)]
     return {
         "now": _regret(measured, 0),
