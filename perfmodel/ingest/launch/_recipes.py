@@ -87,7 +87,7 @@ def recipe_command(
             f"{len(arguments_of_runs)} training commands have different arguments; perfmodel reads the first, "
             f"on line {line}"
         )
-    job_devices = _devices_of_job(command, job)
+    job_devices = devices_of_job(command, job)
     if not source.devices and "note.devices" in job_devices:
         notes.append(job_devices["note.devices"])
     devices = source.devices or job_devices.get("devices")
@@ -130,7 +130,7 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
     # Others that train on Lightning have the same trainer; only NeMo's language models have
     # Megatron's batches.
     is_hydra = any(text.startswith("--config-name") for text in argv)
-    if is_hydra and any(name in _settings(command) for name in _MEGATRON_KEYS):
+    if is_hydra and any(name in settings_in(command) for name in _MEGATRON_KEYS):
         return _nemo_1
     if re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
         return _nemo
@@ -189,7 +189,7 @@ def _performance_script_error(command: Command, place: str) -> LaunchFileError:
     )
 
 
-def _flags(command: Command) -> dict[str, Entry]:
+def flags_of(command: Command) -> dict[str, Entry]:
     """Flags of a command by their names without dashes; a flag without a value is on."""
     flags: dict[str, Entry] = {}
     for i, word in enumerate(command.argv):
@@ -204,7 +204,7 @@ def _flags(command: Command) -> dict[str, Entry]:
     return flags
 
 
-def _settings(command: Command) -> dict[str, Entry]:
+def settings_in(command: Command) -> dict[str, Entry]:
     """Settings `key=value` of a command, in the notation of Hydra and NeMo-Run."""
     settings: dict[str, Entry] = {}
     # Before the program stand variables of containers (`docker run -e NCCL_DEBUG=INFO`).
@@ -216,11 +216,11 @@ def _settings(command: Command) -> dict[str, Entry]:
     return settings
 
 
-def _devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
+def devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
     """Devices of the job, by the launcher before the program, variables or the scheduler, or why
     they are unknown."""
     settings: dict[str, Any] = {}
-    for name, entry in _flags(command).items():
+    for name, entry in flags_of(command).items():
         if name.replace("_", "-") in LAUNCHING:
             settings[name.replace("_", "-")] = entry.value
     # torchtitan's run_train.sh calls it NGPU.
@@ -249,7 +249,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     """A torchtitan command: since 2026 `--module` and `--config` name a recipe, earlier ones use a
     TOML file."""
     line = command.argv[0].line
-    flags = _flags(command)
+    flags = flags_of(command)
     # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers
     # have none. Its parser takes hyphens for underscores.
     stated = {
@@ -313,7 +313,7 @@ _NEMO_ARGUMENTS: Final = {"num_nodes": "trainer.num_nodes", "num_gpus_per_node":
 def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """NeMo 2: `nemo llm pretrain --factory NAME key=value ...`."""
     line = command.argv[0].line
-    factory = _flags(command).get("factory", Entry("", line))
+    factory = flags_of(command).get("factory", Entry("", line))
     called = _CALL.fullmatch(str(factory.value).strip())
     if called is None:
         raise broken(place, factory.line, f"--factory must name a recipe, got {factory.value!r}")
@@ -327,7 +327,7 @@ def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source,
             scheme = plain_value(value.strip("'\""))
     is_fine_tuning = any(word.text == "finetune" for word in command.argv)
     return nemo_recipe(
-        nemo_name(called[1], is_fine_tuning, scheme), arguments | _settings(command), place, line
+        nemo_name(called[1], is_fine_tuning, scheme), arguments | settings_in(command), place, line
     )
 
 
@@ -341,11 +341,11 @@ _MEGATRON_KEYS: Final = (
 def _nemo_1(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
     """NeMo 1: `megatron_gpt_pretraining.py --config-path=conf --config-name=NAME key=value ...`, on
     Hydra."""
-    flags = _flags(command)
+    flags = flags_of(command)
     name = str(flags["config-name"].value).removesuffix(".yaml")
     folder = str(flags["config-path"].value) if "config-path" in flags else "."
     file = neighbours.find(f"{folder}/{name}.yaml")
-    stated = _settings(command)
+    stated = settings_in(command)
     if file is None:
         doubt = (
             f"the model, the layout and the batch may be wrong: {name}.yaml was not found in the "
@@ -376,7 +376,7 @@ def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
     """Megatron-Bridge: `run_recipe.py --recipe NAME key=value ...`, with a file of YAML between the
     two."""
     name = _bridge_name([word.text for word in command.argv])
-    file = str(_flags(command).get("config-file", Entry("", 0)).value)
+    file = str(flags_of(command).get("config-file", Entry("", 0)).value)
     of_file: dict[str, Entry] = {}
     notes: tuple[str, ...] = ()
     if file:
@@ -388,7 +388,7 @@ def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
             )
         else:
             of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)
-    changes = of_file | _runner_options(command) | _settings(command)
+    changes = of_file | _runner_options(command) | settings_in(command)
     source, form = bridge_recipe(name, changes, place, command.argv[0].line)
     return replace(source, notes=notes), form
 

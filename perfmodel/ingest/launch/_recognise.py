@@ -48,6 +48,7 @@ from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command
 from perfmodel.ingest.launch._roll import roll_settings
+from perfmodel.ingest.launch._settings_commands import settings_command
 from perfmodel.ingest.launch._task_files import task_script
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._user_scripts import user_script
@@ -212,6 +213,10 @@ def _from_script(
         front_end_source = finetuning_command(text, place, arguments, variables)
         if front_end_source is not None:
             return front_end_source
+    settings_source = settings_command(text, place, arguments, variables)
+    by_file = None if settings_source is None else _of_configuration(settings_source, "yaml")
+    if by_file is not None:
+        return by_file
     refuse_script(text, place, arguments, variables, frozenset(megatron_keys))
     return None
 
@@ -267,12 +272,7 @@ def _from_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
 def _from_configuration(
     text: str, place: str, syntax: Syntax
 ) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a file of JSON, TOML or YAML.
-
-    Formats whose keys no other has come before those that share theirs, and Megatron's arguments as
-    a table, which may stand anywhere in a file, come last.
-    """
-    folder = Path(place).parent
+    """Entries and format of a file of JSON, TOML or YAML."""
     if syntax == "json":
         source = read_json(text, place)
         if KIND in source.entries:
@@ -283,8 +283,18 @@ def _from_configuration(
         job_source = _from_job(text, place)
         if job_source is not None:
             return job_source
-        source = read_yaml(text, place, folder)
+        source = read_yaml(text, place, Path(place).parent)
+    return _of_configuration(source, syntax)
 
+
+def _of_configuration(source: Source, syntax: Syntax) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of the settings of a configuration.
+
+    Formats whose keys no other has come before those that share theirs, and Megatron's arguments as
+    a table, which may stand anywhere in a file, come last.
+    """
+    place = source.place
+    folder = Path(place).parent
     front_end_source = _from_front_end(source)
     if front_end_source is not None:
         return front_end_source
