@@ -1082,3 +1082,29 @@ def test_switches_of_adapters_by_any_name(flags: str, rank: int) -> None:
 @pytest.mark.parametrize("sign", [" ", "="])
 def test_devices_that_deepspeed_includes(sign: str, hosts: str) -> None:
     assert parse_launch(f"deepspeed --include{sign}{hosts} train.py {FLAGS}", "run.sh").devices == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "adapter_rank"),
+    [
+        ("llama3_1/70B_lora", "llama3-70b", 8),
+        ("llama3/8B_full_single_device", "llama3-8b", None),
+        ("gemma2/9B_qlora_single_device", "gemma-2-9b", 8),
+        ("qwen2_5/0.5B_full", "qwen2-0.5b", None),
+        ("phi3/mini_lora", "phi-3-mini", 8),
+    ],
+)
+def test_the_name_of_torchtunes_own_configuration_says_what_is_trained(
+    name: str, model: str, adapter_rank: int | None
+) -> None:
+    """The file itself, which comes with torchtune, is seldom beside the script."""
+    launch = parse_launch(
+        f"tune run --nproc_per_node 8 recipe --config {name} batch_size=2 gradient_accumulation_steps=4\n",
+        "run.sh",
+    )
+    assert launch.model is not None
+    assert launch.model.name == model
+    assert launch.job_fields["dtype"] == "bf16"
+    assert launch.job_fields.get("adapter_rank") == adapter_rank
+    assert launch.global_batch == 64
+    assert any("was not found in the script's folder" in doubt for doubt in launch.may_be_wrong)

@@ -50,7 +50,7 @@ from perfmodel.ingest.launch._own_programs import (
 )
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._swift import SWIFT
-from perfmodel.ingest.launch._torchtune import TORCHTUNE
+from perfmodel.ingest.launch._torchtune import TORCHTUNE, shipped_configuration
 from perfmodel.ingest.launch._trainer import EVALUATIONS, TRAINER, only_evaluates
 from perfmodel.ingest.launch._trainer_names import MICRO, PROGRAM, TRL_COMMAND, WORLD
 from perfmodel.ingest.launch._verl import VERL
@@ -407,7 +407,10 @@ def _named_file(
         f"everything that the command does not state may be wrong: its settings file {name} "
         "was not found in the script's folder"
     )
-    return {}, [], (doubt,)
+    shipped: dict[str, Entry] = {}
+    if training.form is TORCHTUNE:
+        shipped = shipped_configuration(name, training.command.argv[0].line)
+    return shipped, [], (doubt,)
 
 
 def _name_of_settings(training: _Training) -> str | None:

@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from typing import Any, Final
 
 from perfmodel.ingest.launch._adapters import peft_fields
+from perfmodel.ingest.launch._entries import Entry
 from perfmodel.ingest.launch._finetuning import (
     Adapters,
     accumulation_fields,
@@ -114,6 +115,29 @@ _MODEL_KEYS: Final = (
     "model.q_norm",
     "model.k_norm",
 )
+
+
+_SHIPPED: Final = re.compile(
+    r"(?:[\w.-]+/)*(?P<family>\w+)/(?P<size>[\d.]+B\w*?|mini)_(?P<kind>full|lora|qlora|dora|qdora)(?:_\w+)?"
+)
+"""Name of a configuration that comes with torchtune, such as `llama3_1/70B_lora`."""
+
+
+def shipped_configuration(name: str, line: int) -> dict[str, Entry]:
+    """What the name of a configuration that comes with torchtune says, and what all of these share
+    (`recipes/configs`); empty for other names."""
+    shipped = _SHIPPED.fullmatch(name.removesuffix(".yaml"))
+    if shipped is None:
+        return {}
+    family, size, kind = shipped["family"], shipped["size"].lower(), shipped["kind"]
+    builder = f"{family}_{size.replace('.', '_')}"
+    settings: dict[str, Any] = {"dtype": "bf16", "enable_activation_checkpointing": True}
+    if kind != "full":
+        builder = f"{kind}_{builder}"
+        settings["model.lora_attn_modules"] = ["q_proj", "v_proj", "output_proj"]
+        settings["model.apply_lora_to_mlp"] = True
+    settings[_BUILDER] = f"torchtune.models.{family}.{builder}"
+    return {key: Entry(value, line) for key, value in settings.items()}
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
