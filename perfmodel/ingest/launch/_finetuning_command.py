@@ -4,18 +4,15 @@ Hugging Face's Trainer under any launcher."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import (
     LAUNCHING,
     command_entries,
     followed_script,
-    listed_hosts,
-    processes_in_variables,
 )
 from perfmodel.ingest.launch._axolotl import AXOLOTL
 from perfmodel.ingest.launch._colossalai import (
@@ -31,13 +28,16 @@ from perfmodel.ingest.launch._finetuning_files import (
     finetuning_format,
     with_named_files,
 )
+from perfmodel.ingest.launch._finetuning_processes import (
+    Training,
+    doubts_on_spread_models,
+    world_entries,
+)
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
-from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._open_instruct import (
     OLMO_CORE,
     behind_submitter,
-    over_nodes,
     trains_on_olmo_core,
 )
 from perfmodel.ingest.launch._oumi import OUMI
@@ -113,21 +113,6 @@ _SWITCHES: Final = frozenset(
 """Flags of dataclasses that need no value, so that a following word may not belong to them."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _FILES: Final = (".yaml", ".yml", ".json", ".py")
-_PROCESSES: Final = ("nproc_per_node", "num_gpus", "num_processes")
-_ALL_VISIBLE: Final = (LLAMA_FACTORY, AXOLOTL)
-"""Front ends that start a process for every visible device."""
-
-
-@dataclass(frozen=True)
-class _Training:
-    """A command that fine-tunes."""
-
-    command: Command
-    form: LaunchFormat
-    entries: dict[str, Entry]
-    """Flags of the command, by names with underscores, and its `key=value` settings."""
-    nodes: int = 1
-    """Nodes on each of which a launcher of whole jobs starts the command."""
 
 
 def may_fine_tune(text: str) -> bool:
@@ -174,7 +159,7 @@ def finetuning_command(
     if absent:
         # The absent file may also say that the run trains.
         entries = {name: entry for name, entry in entries.items() if name not in EVALUATIONS}
-    world, remarks = _world(best, job, neighbours)
+    world, remarks = world_entries(best, job, neighbours)
     unread = len(trainings) - 1
     if unread:
         line = best.command.argv[0].line
@@ -185,7 +170,7 @@ def finetuning_command(
         place=place,
         entries=entries | world,
         notes=(*script.notes, *notes, *remarks),
-        doubts=(*absent, *_spread_models(best, world)),
+        doubts=(*absent, *doubts_on_spread_models(best, world)),
     )
     # These name no further files, and state their own devices.
     if best.form in (VERL, OLMO_CORE, COLOSSALAI):
@@ -218,7 +203,7 @@ def _refuse_absent_settings(
             )
 
 
-def _is_evaluation(training: _Training) -> bool:
+def _is_evaluation(training: Training) -> bool:
     """Whether a command of the Trainer's kind predicts or evaluates instead of training, and no
     file says otherwise."""
     if _name_of_settings(training) is not None:
@@ -226,7 +211,7 @@ def _is_evaluation(training: _Training) -> bool:
     return only_evaluates({name: entry.value for name, entry in training.entries.items()})
 
 
-def _training(command: Command, place: str, neighbours: Neighbours) -> _Training | None:
+def _training(command: Command, place: str, neighbours: Neighbours) -> Training | None:
     """The command as a fine-tuning command; None for other commands.
 
     Args:
@@ -268,7 +253,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     of_trl = TRL_COMMAND.search(joined)
     if of_trl is not None:
         entries.setdefault(PROGRAM, Entry(f"trl {of_trl[1]}", command.argv[0].line))
-    return _Training(command, form, entries, nodes)
+    return Training(command, form, entries, nodes)
 
 
 def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
@@ -393,7 +378,7 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
 
 
 def _named_file(
-    training: _Training, neighbours: Neighbours
+    training: Training, neighbours: Neighbours
 ) -> tuple[dict[str, Entry], list[str], tuple[str, ...]]:
     """Entries and notes of the settings file that a command names; a doubt if the file is not
     beside the script."""
@@ -413,7 +398,7 @@ def _named_file(
     return shipped, [], (doubt,)
 
 
-def _name_of_settings(training: _Training) -> str | None:
+def _name_of_settings(training: Training) -> str | None:
     """The file of settings that a command names and that its flags may leave open; None if it names
     none."""
     # A command that states its model and batch states the rest too, and `--config` is then
@@ -446,7 +431,7 @@ def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], l
     return included_entries(source.entries, file.path, 0), list(source.notes)
 
 
-def _name_of_file(training: _Training) -> str | None:
+def _name_of_file(training: Training) -> str | None:
     """The file of settings that a command names: in `--config`, or the first word that is such a
     file name."""
     config = training.entries.get("config")
@@ -471,77 +456,3 @@ def _name_of_file(training: _Training) -> str | None:
     if training.form is XTUNER and begin + 1 < len(texts) and not texts[begin + 1].startswith("-"):
         return texts[begin + 1]
     return None
-
-
-def _world(
-    training: _Training, job: Mapping[str, int], neighbours: Neighbours
-) -> tuple[dict[str, Entry], list[str]]:
-    """The number of processes, from the launcher, variables of front ends or the scheduler, and
-    remarks on it."""
-    command = training.command
-    line = command.argv[0].line
-    # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with
-    # hyphens.
-    entries = {name.replace("_", "-"): entry for name, entry in training.entries.items()}
-    entries = listed_hosts(entries, neighbours) | entries
-    settings: dict[str, Any] = {name: entry.value for name, entry in entries.items()}
-    settings |= scheduled_settings(job)
-    for name, number in processes_in_variables(command).items():
-        settings.setdefault(name, number)
-    if not any(name.replace("_", "-") in settings for name in _PROCESSES):
-        devices = _visible(training)
-        if devices:
-            settings["nproc-per-node"] = devices
-    fields = world_of(over_nodes(settings, training.nodes))
-    remarks = [str(fields["note.devices"])] if "note.devices" in fields else []
-    if "devices" not in fields:
-        return {}, remarks
-    world = {"num_processes": Entry(fields["devices"], line)}
-    # The launcher's own number of nodes overrides the one in Accelerate's file.
-    names = ("nnodes", "num-nodes", "num-machines", "sbatch-nodes")
-    stated = [str(settings[name]) for name in names if str(settings.get(name)).isdecimal()]
-    if stated:
-        world["num_machines"] = Entry(int(stated[0]), line)
-    return world, remarks
-
-
-def _spread_models(training: _Training, world: Mapping[str, Entry]) -> tuple[str, ...]:
-    """A doubt about processes of MS-Swift that see several devices each: every one of them puts its
-    model on all of them, one layer after the other (`swift/utils/torch_utils.py`,
-    `get_device_count`)."""
-    listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
-    is_on_torch = training.form is SWIFT and "deepspeed" not in training.entries
-    if not is_on_torch or not world or not re.fullmatch(r"\d+(,\d+)*", listed):
-        return ()
-    visible = listed.count(",") + 1
-    processes = int(world["num_processes"].value)
-    if visible < 2 * processes:
-        return ()
-    return (
-        f"the layout and memory may be wrong: each of the {processes} processes spreads its layers over "
-        f"{visible // processes} of the {visible} visible devices, but one device for each process is predicted",
-    )
-
-
-def _visible(training: _Training) -> int:
-    """Number of devices visible to a launcher that uses all of them; 0 if unknown."""
-    texts = [word.text for word in training.command.argv]
-    for i, text in enumerate(texts):
-        name, sign, value = text.partition("=")
-        if name != "--include":
-            continue
-        # DeepSpeed's `host:0,1@other:0,1`; a host alone has all of its devices, and a variable
-        # that nothing sets any number.
-        hosts = value if sign else " ".join(texts[i + 1 : i + 2])
-        parts = hosts.strip("'\"").split("@")
-        if not all(re.fullmatch(r"[^:$]+:\d+(,\d+)*", part) for part in parts):
-            return 0
-        return sum(part.count(",") + 1 for part in parts)
-    takes_all = training.form in _ALL_VISIBLE or any(
-        text in ("accelerate", "deepspeed") for text in texts[:3]
-    )
-    listed = training.command.variables.get("CUDA_VISIBLE_DEVICES", "")
-    if takes_all and re.fullmatch(r"\d+(,\d+)*", listed):
-        return listed.count(",") + 1
-    # With several devices one process may use one of them or all; with one there is no choice.
-    return int(listed.isdecimal())
