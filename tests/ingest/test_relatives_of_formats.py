@@ -222,3 +222,18 @@ def test_cuts_that_are_not_worked_out_are_named(method: str) -> None:
     launch = bloom(method, 16, 4)
     assert any("pp-partition-method" in doubt for doubt in launch.may_be_wrong)
     assert bloom("type:transformer", 16, 4).may_be_wrong == ()
+
+
+def test_a_degree_that_another_setting_fixes_is_not_called_assumed() -> None:
+    """Megatron-DeepSpeed states the most ranks over which experts are spread."""
+    launch = parse_launch(
+        "deepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json "
+        "--tensor-model-parallel-size 1 --moe-expert-parallel-size 64 --num-experts 128 --num-layers 24 "
+        "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+        "--micro-batch-size 4 --global-batch-size 256 --fp16",
+        "run.sh",
+    )
+    assert launch.layout is not None
+    assert launch.layout.ep == 64
+    assert launch.states("ep")
+    assert not any("ep=1" in line for line in launch.assumed)

@@ -5,7 +5,7 @@ from typing import Final
 
 from perfmodel.ingest.launch._format import Stated
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, Unread
-from perfmodel.ingest.launch._launch import BATCHES, JOB_FIELDS, LAYOUT_FIELDS, Overrides
+from perfmodel.ingest.launch._launch import BATCHES, JOB_FIELDS, LAYOUT_FIELDS, STATED_BY, Overrides
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import Model
 from perfmodel.units import plural
@@ -111,6 +111,7 @@ def _assumed(stated: Stated, overrides: Overrides, default_name: str) -> list[st
         if (
             key in _REPORTED
             and key not in stated.fields
+            and STATED_BY.get(key) not in stated.fields
             and not follows
             and not overrides.sets(key)
         ):

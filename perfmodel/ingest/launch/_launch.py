@@ -44,6 +44,8 @@ JOB_FIELDS: Final = (
 """Fields of `Job` other than batch and length that files state."""
 LAYOUT_FIELDS: Final = tuple(key_fields(Layout))
 BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
+STATED_BY: Final = {"ep": "ep_most", "replicate": "shard_ranks", "vpp": "layers_per_chunk"}
+"""Fields of the layout that follow from another field that a file may state instead."""
 _BY_A_FLAG: Final = ("global_batch", "seq_len", "dtype")
 """Fields that the caller states by a separate flag."""
 
@@ -98,7 +100,7 @@ class Launch:
         if field == "micro_batch":
             # Frameworks that state the batch of a device or the accumulation leave no choice of it.
             return not stated.isdisjoint(BATCHES)
-        return field in stated
+        return field in stated or STATED_BY.get(field) in stated
 
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's model and job on a cluster; with the layout, all that a prediction or a search
