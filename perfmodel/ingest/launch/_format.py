@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
@@ -14,6 +15,8 @@ from perfmodel.ingest.launch.shell import ABSENT
 
 _OFF: Final = (None, [], {}, "", False, "none")
 """Values that switch a key off."""
+_ALIKE: Final = 0.93
+"""Least likeness of a misspelt setting to the one that is meant (`difflib.SequenceMatcher`)."""
 Syntax = Literal["arguments", "json", "python", "toml", "yaml"]
 
 
@@ -115,9 +118,18 @@ class LaunchFormat:
             value = False if str(entry.value).lower() == "false" else entry.value
             is_off = value in _OFF and not _takes_away(key, value)
             if key not in understood and not is_off and not is_harmless(key, self.harmless):
-                unread.append(Unread(key, entry.line, harm_of(key)))
+                meant = self._spelled_alike(key, entries)
+                unread.append(Unread(key, entry.line, harm_of(key), meant))
         unread.sort(key=lambda setting: setting.harm)
         return Stated(fields=fields, defaults=defaults), tuple(unread)
+
+    def _spelled_alike(self, key: str, entries: Entries) -> str:
+        """The setting that a misspelt key may stand for; empty if none is close enough."""
+        known = {name for rule in self.table for name in rule.keys} - set(entries)
+        # Frameworks have many flags that share most of their words: only a letter or two may
+        # differ.
+        close = get_close_matches(key, known, n=1, cutoff=_ALIKE)
+        return close[0] if close else ""
 
     def _undefined(
         self,

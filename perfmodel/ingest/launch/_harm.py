@@ -149,9 +149,15 @@ class Unread:
     line: int
     """Line of the file, from 1; 0 where it is not known."""
     harm: Harm
+    meant: str = ""
+    """A setting that is spelled nearly alike and that the file does not have; empty if there is
+    none."""
 
     def __str__(self) -> str:
-        return plain_text(f"{self.key} (line {self.line})" if self.line else self.key)
+        remarks = [f"line {self.line}"] if self.line else []
+        if self.meant:
+            remarks.append(f"did you mean {self.meant}?")
+        return plain_text(f"{self.key} ({'; '.join(remarks)})" if remarks else self.key)
 
 
 def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
