@@ -191,3 +191,36 @@ def test_a_length_that_is_given_is_not_assumed(text: str) -> None:
     assert not any("seq_len=" in line for line in launch.assumed)
     launch = parse_launch(text, "ds.json", model="llama3-8b", devices=8)
     assert any("seq_len=8,192" in line for line in launch.assumed)
+
+
+MISSPELT = {
+    "run.sh": (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 "
+        "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 "
+        "--tensor-model-paralel-size 2\n",
+        "tensor-model-parallel-size",
+    ),
+    "axolotl.yaml": (
+        "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 2048\n"
+        "gradient_acumulation_steps: 4\n",
+        "gradient_accumulation_steps",
+    ),
+    "ds.json": (
+        '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, '
+        '"gradient_acumulation_steps": 4}',
+        "gradient_accumulation_steps",
+    ),
+    "titan.toml": (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_paralel_degree = 2\n',
+        "parallelism.tensor_parallel_degree",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_setting_is_named_with_the_one_that_is_meant(name: str) -> None:
+    text, meant = MISSPELT[name]
+    launch = parse_launch(text, name, devices=8)
+    assert any(f"did you mean {meant}?" in line for line in launch.ignored)
+    right = text.replace("paralel", "parallel").replace("acumulation", "accumulation")
+    assert not any("did you mean" in line for line in parse_launch(right, name, devices=8).ignored)

@@ -117,8 +117,11 @@ class LaunchFormat:
             # Command lines write the word where files have the value.
             value = False if str(entry.value).lower() == "false" else entry.value
             is_off = value in _OFF and not _takes_away(key, value)
-            if key not in understood and not is_off and not is_harmless(key, self.harmless):
-                meant = self._spelled_alike(key, entries)
+            if key in understood or is_off or key in self.harmless:
+                continue
+            # Patterns of harmless settings (`*_steps`) fit misspelt ones too.
+            meant = self._spelled_alike(key, entries)
+            if meant or not is_harmless(key, self.harmless):
                 unread.append(Unread(key, entry.line, harm_of(key), meant))
         unread.sort(key=lambda setting: setting.harm)
         return Stated(fields=fields, defaults=defaults), tuple(unread)
