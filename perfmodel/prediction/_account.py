@@ -23,7 +23,7 @@ from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss,
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import offloads_layers
 from perfmodel.prediction.phases import PASS_KINDS, Phase
-from perfmodel.program import Kind
+from perfmodel.program import Kind, is_of_kind
 from perfmodel.spec import DIMENSIONS
 from perfmodel.timeline import makespan
 from perfmodel.workload import QUANTISING
@@ -302,12 +302,12 @@ def _ablated_s(
     # with them.
     if any(overlap_loss(share.problem) for share in step_program.shares):
         passes_s = np.sum(seconds.parts_s, axis=1) + seconds.waits_s
-        remaining_s = np.where(np.isin(kind, PASS_KINDS), passes_s, remaining_s)
+        remaining_s = np.where(is_of_kind(kind, PASS_KINDS), passes_s, remaining_s)
     durations_s["kernels_slowed_by_communication"] = remaining_s
 
     # The other activities are classes of their own, but for copies that passes wait for.
     for activity, kinds in _KINDS_OF_ACTIVITY.items():
-        remaining_s = np.where(np.isin(kind, kinds), 0.0, remaining_s)
+        remaining_s = np.where(is_of_kind(kind, kinds), 0.0, remaining_s)
         durations_s[activity] = remaining_s
     durations_s["host_copies_exposed"] = remaining_s - seconds.waits_s
     return durations_s

@@ -20,7 +20,7 @@ from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss,
 from perfmodel.prediction.host import host_bandwidth
 from perfmodel.prediction.overlap import collective_sm_share
 from perfmodel.prediction.phases import full_recompute_s, passes_s
-from perfmodel.program import Kind
+from perfmodel.program import Kind, is_of_kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
 
@@ -107,7 +107,7 @@ def _add_host_copies(
     """Set the seconds of copies of a stage's activations to and from host memory, at the link's
     nominal rate."""
     structure = prepared(batch.spec).structure
-    copies = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
+    copies = np.flatnonzero(is_of_kind(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
     micro_batch_bytes = (
         batch.saved_bytes[:, structure.class_stage[copies]] / batch.spec.scheduler.slices
     )
@@ -129,7 +129,7 @@ def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
     backward_weight_s = (block_s[Kind.BACKWARD_WEIGHT] @ counts.T)[0]
     recomputed_s = full_recompute_s(phase_s(problem, batch), batch.modes)
     backward_input_s = backward_input_s + (recomputed_s @ batch.program.full.sum(axis=1).T)[0]
-    sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
+    sends = is_of_kind(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
     return PassTimes(
         forward_s, backward_input_s, backward_weight_s, float(durations_s[sends].max(initial=0.0))
     )

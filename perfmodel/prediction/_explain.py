@@ -23,7 +23,7 @@ from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss,
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.phases import Phase, phase_counts
 from perfmodel.prediction.sites import CLASSES, class_of, factors_of
-from perfmodel.program import Kind
+from perfmodel.program import Kind, is_of_kind
 from perfmodel.spec import Layout
 
 
@@ -64,7 +64,9 @@ class CriticalPath:
         self.seconds = np.concatenate([row.seconds for row in self._rows])
         self.half_width = np.concatenate([row.half_width for row in self._rows])
 
-        copies = np.isin(program.timed.prepared.structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        copies = is_of_kind(
+            program.timed.prepared.structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)
+        )
         self.copies_s = float((gradient * durations)[copies].sum())
         self.copies_s += sum(float((gradient * share.copy_waits_s[0]).sum()) for share in kinds)
 

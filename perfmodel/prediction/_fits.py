@@ -188,27 +188,20 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
     usable = usable_of_ranks(problem, layout)
     binding = max(range(len(stages)), key=lambda rank: stages[rank].peak / usable[rank])
 
-    # Peak bytes by counter (`perfmodel.spec.MemoryCounter`) on the reported rank.
-    stages_in_reports = stages[: reported_stages(problem, layout)]
-    counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
-    peak_of_counter = {}
-    for name in counters:
-        peaks = [stage.peak for stage in counted_stages(problem, layout, stages_in_reports, name)]
-        peak_of_counter[name] = max(peaks)
-
-    # Memory of each pipeline rank as the framework reports it; the needed memory if it reports
-    # none.
+    # Memory as every counter shows it; the needed memory where the framework reports none.
+    by_counter = counted_stages(problem, layout, stages, get_args(MemoryCounter))
     counter = problem.framework.memory.memory_counter
-    per_stage = (
-        tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
-    )
+    n_reported = reported_stages(problem, layout)
+    peak_of_counter = {}
+    for name, counted in by_counter.items():
+        peak_of_counter[name] = max(stage.peak for stage in counted[:n_reported])
     account = MemoryAccount(
-        per_stage=per_stage,
-        needed_per_stage=tuple(stages),
+        per_stage=stages if counter is None else by_counter[counter],
+        needed_per_stage=stages,
         capacity_bytes=rank_devices(problem, layout)[binding].memory_bytes,
         needed_bytes=stages[binding].peak,
         counted_bytes=peak_of_counter,
-        reported_stages=reported_stages(problem, layout),
+        reported_stages=n_reported,
         saved_bytes_per_stage=tuple(batch.saved_bytes[0].tolist()),
     )
     reasons = (
@@ -216,7 +209,8 @@ def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> St
         if stages[binding].peak <= usable[binding]
         else fit_reasons(layout, stages, usable, binding)
     )
-    return StepMemory(account, reasons, fit_probability(problem, layout, stages))
+    fullest_share = _largest_share(problem, layout, by_counter["device"])
+    return StepMemory(account, reasons, _probability(problem, fullest_share))
 
 
 def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:
@@ -292,59 +286,97 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 """Bytes that torch allocates for each handle on older architectures."""
 
 
+class _BesideTensors(NamedTuple):
+    """Bytes that counters of memory show, or not, besides the tensors that a step needs."""
+
+    context_bytes: float
+    """Context of the driver and communicators, which `StageMemory.buffers` has."""
+    outputs_bytes: float
+    """Outputs that the framework keeps."""
+    received_bytes: list[float]
+    """Buffers of every pipeline rank that stay from step to step, for what it receives."""
+    workspace_bytes: list[float]
+    """Workspaces of libraries in the allocator of every pipeline rank."""
+
+    @classmethod
+    def of(cls, problem: StepProblem, layout: Layout) -> "_BesideTensors":
+        """What a framework holds under a layout."""
+        memory = problem.framework.memory
+        received_bytes = [0.0] * layout.pp
+        if memory.receives_apart:
+            received_bytes = receive_buffer_bytes(problem, layout).tolist()
+        return cls(
+            context_bytes=memory.context_bytes + memory.communicator_bytes * communicators(layout),
+            outputs_bytes=output_bytes(problem, layout) if memory.keeps_outputs else 0.0,
+            received_bytes=received_bytes,
+            workspace_bytes=[workspace_bytes(device) for device in rank_devices(problem, layout)],
+        )
+
+
 def counted_stages(
-    problem: StepProblem, layout: Layout, stages: Sequence[StageMemory], counter: MemoryCounter
-) -> tuple[StageMemory, ...]:
-    """Memory of pipeline ranks as a counter shows it.
+    problem: StepProblem,
+    layout: Layout,
+    stages: Sequence[StageMemory],
+    counters: Sequence[MemoryCounter],
+) -> dict[MemoryCounter, tuple[StageMemory, ...]]:
+    """Memory of pipeline ranks as each of some counters shows it.
 
     Args:
         stages: memory of every pipeline rank: tensors, and the context in `buffers`.
     """
-    framework = problem.framework
-    outputs = output_bytes(problem, layout) if framework.memory.keeps_outputs else 0.0
-    received = np.zeros(layout.pp)
-    if framework.memory.receives_apart:
-        received = receive_buffer_bytes(problem, layout)
-    workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
-    context = framework.memory.context_bytes + framework.memory.communicator_bytes * communicators(
-        layout
-    )
-
-    # Holes between tensors are reserved, not allocated; programs whose memory is planned have none.
-    has_holes = counter not in ("allocated", "resting") and not framework.memory.planned_memory
-    hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
-    counted_of_ranks = []
-    for rank, (stage, workspace) in enumerate(zip(stages, workspaces[: len(stages)], strict=True)):
-        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces.
-        # Receive buffers stay from step to step.
-        permanent = (context if counter == "device" else workspace) + float(received[rank])
-        transient = stage.buffers - context + outputs
-        counted = {
-            "buffers": transient + permanent,
-            "allocator": hole_share * (stage.activations + transient),
-        }
-        # Between steps no activation is alive.
-        if counter == "resting":
-            counted |= {"activations": 0.0, "buffers": permanent}
-        counted_of_ranks.append(StageMemory(**(vars(stage) | counted)))
-    return tuple(counted_of_ranks)
+    beside = _BesideTensors.of(problem, layout)
+    is_planned = problem.framework.memory.planned_memory
+    by_counter: dict[MemoryCounter, tuple[StageMemory, ...]] = {}
+    for counter in counters:
+        # Holes between tensors are reserved, not allocated; programs whose memory is planned have
+        # none.
+        has_holes = counter in ("reserved", "device") and not is_planned
+        hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
+        counted_of_ranks = []
+        for rank, stage in enumerate(stages):
+            # The driver (nvidia-smi) counts the context, torch's allocator the libraries'
+            # workspaces. Receive buffers stay from step to step.
+            is_device = counter == "device"
+            permanent = beside.context_bytes if is_device else beside.workspace_bytes[rank]
+            permanent += beside.received_bytes[rank]
+            transient = stage.buffers - beside.context_bytes + beside.outputs_bytes
+            # Between steps no activation is alive.
+            is_resting = counter == "resting"
+            counted = StageMemory(
+                weights=stage.weights,
+                gradients=stage.gradients,
+                optimizer=stage.optimizer,
+                activations=0.0 if is_resting else stage.activations,
+                buffers=permanent if is_resting else transient + permanent,
+                allocator=hole_share * (stage.activations + transient),
+            )
+            counted_of_ranks.append(counted)
+        by_counter[counter] = tuple(counted_of_ranks)
+    return by_counter
 
 
 def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
     """The largest share of device memory that nvidia-smi would show for a pipeline rank; may exceed
     1."""
-    on_devices = zip(
-        counted_stages(problem, layout, stages, "device"),
-        rank_devices(problem, layout),
-        strict=True,
-    )
+    by_counter = counted_stages(problem, layout, stages, ["device"])
+    return _largest_share(problem, layout, by_counter["device"])
+
+
+def _largest_share(problem: StepProblem, layout: Layout, counted: Sequence[StageMemory]) -> float:
+    """The largest share of its device's memory that a pipeline rank takes."""
+    on_devices = zip(counted, rank_devices(problem, layout), strict=True)
     return max(stage.peak / device.memory_bytes for stage, device in on_devices)
 
 
 def fit_probability(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
     """Probability that the fullest rank fits into its device, by the memory that nvidia-smi would
     show."""
-    return problem.site.memory_spread().probability(fullness(problem, layout, stages), 1.0)
+    return _probability(problem, fullness(problem, layout, stages))
+
+
+def _probability(problem: StepProblem, fullest_share: float) -> float:
+    """Probability that a rank fits into its device of which it is told to take this share."""
+    return problem.site.memory_spread().probability(fullest_share, 1.0)
 
 
 def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[float]:

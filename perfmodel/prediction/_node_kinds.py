@@ -25,7 +25,7 @@ from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.host import host_block_s, host_state_s
 from perfmodel.prediction.layer_copies import copy_waits_s
 from perfmodel.prediction.phases import phase_counts
-from perfmodel.program import PAIRED, Kind
+from perfmodel.program import PAIRED, Kind, is_of_kind
 from perfmodel.spec import Layout
 
 _REPLACED: Final = -1
@@ -145,7 +145,7 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     peer = class_stage + np.where(class_kind == Kind.SEND_BACKWARD, -1, 1)
     peer = np.where(class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - class_stage, peer)
     kind_of_peer = kind_of_stage[np.clip(peer, 0, spec.n_stages - 1)]
-    kind_of_peer = np.where(np.isin(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
+    kind_of_peer = np.where(is_of_kind(class_kind, _EXCHANGED), kind_of_peer, kind_of_class)
 
     # Every kind prices the whole program; then each event goes to the kind that runs it.
     batches: dict[int, LayoutBatch] = {}

@@ -26,6 +26,7 @@ from perfmodel.program import (
     Structure,
     build,
     fully_recomputed,
+    is_of_kind,
     stage_blocks,
 )
 from perfmodel.schedule.memory import LiveState, live_state
@@ -297,7 +298,7 @@ class PartitionedProgram:
         """The classes of passes, with their blocks."""
         # The blocks of stages and segments go to the classes of the structure that are passes.
         structure = self.structure
-        is_pass = np.isin(structure.class_kind, PASS_KINDS)
+        is_pass = is_of_kind(structure.class_kind, PASS_KINDS)
         of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]] = {}
         for number, variant in enumerate(structure.variants.tolist()):
             is_variant = structure.class_variant == number

@@ -15,7 +15,7 @@ from perfmodel.prediction._communication import summed
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
 from perfmodel.prediction.overlap import CHANNELS_OF_STATES, collective_sm_share
 from perfmodel.prediction.sites.known_runs import Coordinates, coordinates
-from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
+from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure, is_of_kind
 from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
@@ -60,7 +60,9 @@ def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     comms: list[int] = []
     passes_beside: list[int] = []
     shares: list[float] = []
-    for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
+    for comm in np.flatnonzero(
+        is_of_kind(kind, kinds) & (segment != WHOLE) & (stage == 0)
+    ).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
         # Where gathers are not ahead, a pass waits for its gather, and so for the reduction before
         # that on the stream: the reduction runs beside weight gradients alone.
@@ -68,7 +70,7 @@ def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
             passes = tuple(phase for phase in passes if phase == Kind.BACKWARD_WEIGHT)
         neighbour = segment[comm] + step
         is_beside = (
-            np.isin(kind, passes)
+            is_of_kind(kind, passes)
             & (stage == stage[comm])
             & (segment == neighbour)
             & (neighbour >= 0)

@@ -28,6 +28,7 @@ from perfmodel.program._structure import (
     Kind,
     Stream,
     Structure,
+    is_of_kind,
 )
 
 shorten_reprs(__name__)

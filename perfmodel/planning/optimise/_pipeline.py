@@ -32,7 +32,7 @@ from perfmodel.prediction.composition import (
     step_programs,
 )
 from perfmodel.prediction.phases import in_classes
-from perfmodel.program import Kind, ProgramSpec, stage_blocks
+from perfmodel.program import Kind, ProgramSpec, is_of_kind, stage_blocks
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 from perfmodel.spec.notation import PerRank
@@ -252,7 +252,7 @@ def passes_and_transfers_s(
         # All cuts share the program of the base, and the durations of its transfers.
         ((program, base_s, _),) = step_programs(problem, [base])[0]
         structure = program.structure
-        is_transfer = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
+        is_transfer = is_of_kind(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
         transfers_s = np.where(is_transfer, base_s, 0.0)
 
         # Seconds of every block in each class; none in classes that are not passes.

@@ -28,7 +28,7 @@ from perfmodel.prediction import (
 )
 from perfmodel.prediction.composition import in_program_of
 from perfmodel.prediction.memory import fitting
-from perfmodel.program import Kind, Structure, by_layer, segment_sizes
+from perfmodel.program import Kind, Structure, by_layer, is_of_kind, segment_sizes
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
 from perfmodel.units import divisors
@@ -182,7 +182,7 @@ def by_micro_batch(
 ) -> RefinedStructure:
     """The structure with separate classes for the passes and transfers of each micro-batch."""
     # A new class is an old class and a micro-batch; -1 for classes that do not depend on it.
-    is_of_size = np.isin(structure.class_kind, _OF_SIZE)
+    is_of_size = is_of_kind(structure.class_kind, _OF_SIZE)
 
     def pairs(classes: np.ndarray, micro_batch: np.ndarray) -> Int[np.ndarray, "n 2"]:
         return np.column_stack([classes, np.where(is_of_size[classes], micro_batch, -1)])

@@ -24,7 +24,7 @@ from perfmodel.prediction.host import host_state_s
 from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import block_passes, in_classes, passed_s, passes_s
-from perfmodel.program import Kind, by_layer, segment_sizes
+from perfmodel.program import Kind, by_layer, is_of_kind, segment_sizes
 from perfmodel.schedule import leading_layers
 from perfmodel.timeline import makespan
 
@@ -287,7 +287,7 @@ class Programs:
             saved = jnp.einsum("sb,tib->tis", counts.sum(axis=1), tables.saved_bytes[:, :, 0])
             spared = jnp.einsum("sb,tib->tis", full.sum(axis=1), tables.saved_bytes[:, :, 1])
             copies = (
-                np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD))
+                is_of_kind(kind, (Kind.OFFLOAD, Kind.RELOAD))
                 * self.of_classes("class_span")
                 / self.slices
             )
