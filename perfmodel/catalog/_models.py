@@ -279,6 +279,8 @@ def _language_model(config: Config, place: str) -> Transformer:
             family, {*huggingface.FAMILIES, *huggingface.RELATIVES}, config
         )
     reader = huggingface.FAMILIES[relative.family]
+    is_part = config is not whole_config
+    config = huggingface.with_class_defaults(config, family, is_part=is_part)
     aliases = {**getattr(reader, "ALIASES", {}), **relative.aliases}
     nulls_read = getattr(reader, "NULLS_READ", frozenset())
     stated = {**relative.defaults, **_stated(config, aliases, nulls_read)}
@@ -330,7 +332,8 @@ def _stated(
     stated = {
         key: huggingface.one_number(value)
         for key, value in config.items()
-        if value is not None or aliases.get(key, key) in nulls_read
+        # Classes that derive a size where it is "auto" do so where it is absent too.
+        if value != "auto" and (value is not None or aliases.get(key, key) in nulls_read)
     }
     if isinstance(stated.get("attn_config"), dict):
         stated["attn_config"] = _stated(stated["attn_config"], {})

@@ -307,6 +307,8 @@ BART_BASE = {
     "vocab_size": 50_265,
     "encoder_attention_heads": 12,
     "encoder_ffn_dim": 3072,
+    "decoder_attention_heads": 12,
+    "decoder_ffn_dim": 3072,
 }
 BART_LARGE = BART_BASE | {
     "d_model": 1024,
@@ -314,6 +316,8 @@ BART_LARGE = BART_BASE | {
     "decoder_layers": 12,
     "encoder_attention_heads": 16,
     "encoder_ffn_dim": 4096,
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
 }
 WHISPER_TINY = {
     "model_type": "whisper",
@@ -332,6 +336,8 @@ WHISPER_LARGE_V3 = WHISPER_TINY | {
     "num_mel_bins": 128,
     "encoder_attention_heads": 20,
     "encoder_ffn_dim": 5120,
+    "decoder_attention_heads": 20,
+    "decoder_ffn_dim": 5120,
     "vocab_size": 51_866,
 }
 GPT_NEO_1B = {
@@ -665,6 +671,7 @@ def test_lists_of_layers_say_the_same_as_rules():
     plain = MIXTRAL | {
         "model_type": "exaone_moe",
         "num_hidden_layers": 8,
+        "first_k_dense_replace": 0,
         "moe_intermediate_size": 64,
         "sliding_window": 128,
     }

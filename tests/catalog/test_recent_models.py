@@ -139,7 +139,10 @@ RECENT = {
         15_957_889_024,
     ),
     "glm-4-9b": (_config("glm", 4096, 13696, 40, 32, 2, 151_552), 9_399_951_360),
-    "glm-4-32b": (_config("glm4", 6144, 23040, 61, 48, 2, 151_552, head_dim=128), 32_566_081_536),
+    "glm-4-32b": (
+        _config("glm4", 6144, 23040, 61, 48, 2, 151_552, head_dim=128, attention_bias=False),
+        32_566_081_536,
+    ),
     # less the biases that balance experts, which are not trained
     "glm-4.5-air": (
         _config(
@@ -305,7 +308,9 @@ def test_a_nemotron_hybrid_counted_from_its_modules():
     assert parameter_count(hybrid) == counted
     assert hybrid.block.activation == "relu2"
     with pytest.raises(PerfModelError, match="n_routed_experts is missing"):
-        model_from_config(NEMOTRON_H | {"hybrid_override_pattern": "M-E*-"})
+        model_from_config(
+            NEMOTRON_H | {"hybrid_override_pattern": "M-E*-", "n_routed_experts": None}
+        )
 
 
 def test_nemotron_norms_have_a_shift_though_products_have_no_bias():

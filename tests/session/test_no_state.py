@@ -28,6 +28,7 @@ CACHED = {
     "catalog._models._catalog": "files of the package",
     "catalog._recipes._recipes": "a file of the package, by name of a framework",
     "catalog.entries._adapter": "a checker of a class",
+    "catalog.huggingface._defaults._declared": "a file of the package",
     "catalog.entries.stated_entries": "files of the package, by folder",
     "cost._events._lattice": "kernels of more and less work, by kernel",
     "workload._parameters.parameters": "numbers of a model's parameters",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from perfmodel.catalog.huggingface._defaults import keys_read, with_class_defaults
     from perfmodel.catalog.huggingface._families import FAMILIES
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import (

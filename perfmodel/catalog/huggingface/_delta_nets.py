@@ -31,26 +31,34 @@ class DeltaNetKeys:
     full_attention_interval: Annotated[int, Ge(1), Le(1000)] = 4
 
     def delta_nets(self, feed_forward: str) -> Fields:
-        """Fields of a stack in which every n-th layer attends and the others have a gated delta
-        net.
+        """Fields of a stack of these delta nets, with the letter of `MIXERS` for what follows in
+        every layer."""
+        delta_net = DeltaNet(
+            heads=self.linear_num_value_heads,
+            key_heads=self.linear_num_key_heads,
+            head_dim=self.linear_value_head_dim,
+            key_dim=self.linear_key_head_dim,
+            conv_kernel=self.linear_conv_kernel_dim,
+        )
+        return _stack_of_delta_nets(delta_net, self.full_attention_interval, feed_forward)
 
-        Args:
-            feed_forward: the letter of `MIXERS` for what follows in every layer.
-        """
-        # `Transformer.mixers` repeats a pattern over the layers.
-        period = ["L" + feed_forward] * (self.full_attention_interval - 1) + ["*" + feed_forward]
-        return {
-            "qk_norm": True,
-            "attention_gate": True,
-            "mixers": mixer_words(period),
-            "delta_net": DeltaNet(
-                heads=self.linear_num_value_heads,
-                key_heads=self.linear_num_key_heads,
-                head_dim=self.linear_value_head_dim,
-                key_dim=self.linear_key_head_dim,
-                conv_kernel=self.linear_conv_kernel_dim,
-            ),
-        }
+
+def _stack_of_delta_nets(delta_net: DeltaNet, period: int, feed_forward: str) -> Fields:
+    """Fields of a stack in which every n-th layer attends and the others have a gated delta net.
+
+    Args:
+        delta_net: sizes of a delta net.
+        period: n.
+        feed_forward: the letter of `MIXERS` for what follows in every layer.
+    """
+    # `Transformer.mixers` repeats a pattern over the layers.
+    layers = ["L" + feed_forward] * (period - 1) + ["*" + feed_forward]
+    return {
+        "qk_norm": True,
+        "attention_gate": True,
+        "mixers": mixer_words(layers),
+        "delta_net": delta_net,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,9 @@ class LaraMini(Qwen3Next):
         return replace(super().experts(), shared_gate=False)
 
     def fields(self) -> Fields:
-        return super().fields() | {"attention_gate": False}
+        # The layers that the class repeats where a configuration does not list them.
+        period = ["LE", "WE", "LE", "*E", "WE"]
+        return super().fields() | {"attention_gate": False, "mixers": mixer_words(period)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ class Qwen35(Llama, DeltaNetKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OlmoHybrid(Llama, DeltaNetKeys):
+class OlmoHybrid(Llama):
     """OLMo Hybrid: gated delta nets in place of three of four attentions. Those normalise queries
     and keys of all heads (transformers models/olmo_hybrid/modeling_olmo_hybrid.py); their norms are
     counted at the input, as the others'."""
@@ -96,9 +106,27 @@ class OlmoHybrid(Llama, DeltaNetKeys):
     READS_LAYER_TYPES: ClassVar[bool] = True
 
     layer_types: tuple[str, ...] = ()
+    linear_num_value_heads: Count | None = None
+    linear_num_key_heads: Count | None = None
+    linear_value_head_dim: Count | None = None
+    linear_key_head_dim: Count | None = None
+    linear_conv_kernel_dim: Count = 4
+
+    def delta_net(self) -> DeltaNet:
+        """Sizes of a delta net: unless stated, as many heads as attention has, keys of three
+        quarters of the hidden size, and values twice as wide."""
+        key_heads = self.linear_num_key_heads or self.num_attention_heads
+        key_dim = self.linear_key_head_dim or 3 * self.hidden_size // (4 * key_heads)
+        return DeltaNet(
+            heads=self.linear_num_value_heads or self.num_attention_heads,
+            key_heads=key_heads,
+            head_dim=self.linear_value_head_dim or 2 * key_dim,
+            key_dim=key_dim,
+            conv_kernel=self.linear_conv_kernel_dim,
+        )
 
     def fields(self) -> Fields:
-        fields = super().fields() | self.delta_nets("-")
+        fields = super().fields() | _stack_of_delta_nets(self.delta_net(), 4, "-")
         if self.layer_types:
             letters = letters_of(
                 self.layer_types, _DELTA_LETTERS, "layer_types", self.num_hidden_layers

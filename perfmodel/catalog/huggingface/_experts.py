@@ -134,6 +134,8 @@ class GptOss(LlamaWithExperts):
             # Every layer has biases, and heads have sinks, whatever the configuration says
             # (transformers models/gpt_oss/modeling_gpt_oss.py).
             "bias": True,
+            "qkv_bias": False,
+            "output_bias": False,
             "full_attention_every": 2,
             "attention_sinks": True,
             "clamped_glu": True,

@@ -6,7 +6,8 @@ not change shapes.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol
 
 from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe, Lfm3
 from perfmodel.catalog.huggingface._deepseek import DeepSeek, DeepSeekSparse, DeepSeekV4, HyV4
@@ -104,7 +105,9 @@ from perfmodel.catalog.huggingface._zamba import Zamba, Zamba2
 
 
 class Family(Protocol):
-    """Protocol of a family's configuration."""
+    """Protocol of a family's configuration, a dataclass of its keys."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def fields(self) -> Fields:
         """Fields of the described model."""

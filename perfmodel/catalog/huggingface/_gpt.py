@@ -154,7 +154,8 @@ class Mpt:
     vocab_size: Count
     expansion_ratio: Annotated[float, Gt(0), Le(1000)] = 4
     max_seq_len: Count = 2048
-    attn_config: MptAttention = MptAttention()
+    # Hugging Face's class has no positions but ALiBi.
+    attn_config: MptAttention = MptAttention(alibi=True)
     no_bias: bool = False
     resid_pdrop: Share = 0.0
 

@@ -18,6 +18,7 @@ from perfmodel.catalog.huggingface._llama import (
     Llama,
     Stack,
     activation,
+    per_head,
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
@@ -149,18 +150,22 @@ class Jamba(LlamaWithExperts):
 class MambaKeys:
     """Keys of Bamba, Granite 4 and Falcon-H1 for the sizes of their Mamba-2 mixers."""
 
+    hidden_size: Count
     mamba_n_heads: Count
-    mamba_d_head: Count
+    mamba_d_head: Count | None = None
+    mamba_d_ssm: Count | None = None
+    mamba_expand: Count = 2
     mamba_d_state: Count
     mamba_n_groups: Count = 1
     mamba_d_conv: Count = 4
     mamba_chunk_size: Count = 256
 
     def mamba(self) -> Mamba:
-        """Sizes of a mixer."""
+        """Sizes of a mixer, whose heads share its width evenly unless they state their size."""
+        width = self.mamba_d_ssm or self.mamba_expand * self.hidden_size
         return Mamba(
             heads=self.mamba_n_heads,
-            head_dim=self.mamba_d_head,
+            head_dim=self.mamba_d_head or per_head(width, self.mamba_n_heads),
             state=self.mamba_d_state,
             groups=self.mamba_n_groups,
             conv_kernel=self.mamba_d_conv,

@@ -177,13 +177,13 @@ class LatentLlama(Llama):
     kv_lora_rank: Count
     qk_nope_head_dim: Count
     qk_rope_head_dim: Count
-    v_head_dim: Count
+    v_head_dim: Count | None = None
     q_lora_rank: CountOrNone = 0
 
     def head_size(self) -> int:
         # Queries and keys have other sizes than values: those are stated in the latent attention
-        # itself.
-        return self.v_head_dim
+        # itself. MiniCPM3's values share the hidden size evenly.
+        return self.v_head_dim or per_head(self.hidden_size, self.num_attention_heads)
 
     def fields(self) -> Fields:
         latent = LatentAttention(
@@ -191,6 +191,6 @@ class LatentLlama(Llama):
             kv_lora_rank=self.kv_lora_rank,
             qk_nope_head_dim=self.qk_nope_head_dim,
             qk_rope_head_dim=self.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
+            v_head_dim=self.head_size(),
         )
         return super().fields() | {"kv_heads": self.num_attention_heads, "latent_attention": latent}

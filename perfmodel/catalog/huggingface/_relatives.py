@@ -28,6 +28,7 @@ _QK_NORM_OF_ALL_HEADS: Final = {"qk_norm": True, "qk_norm_of_all_heads": True}
 _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
+_ONE_DENSE: Final = {"first_k_dense_replace": 1}
 _LEARNED: Final = {"positions": "learned"}
 _BLOCK_SPARSE: Final = (
     "attention is counted over all keys, of which block-sparse attention sees a part"
@@ -165,6 +166,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "aria": Relative(family="llama_with_experts"),
     "beam": Relative(
         family="llama_with_experts",
+        defaults={"first_k_dense_replace": 3},
         fields=_QK_NORM | {"attention_gate": True, "norm_at": "both", "logit_softcap": True},
     ),
     "bailing_moe": Relative(
@@ -190,7 +192,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "hunyuan_v1_moe": Relative(
         family="llama_with_experts", fields=_QK_NORM, defaults={"n_shared_experts": 1}
     ),
-    "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM),
+    "hy_v3": Relative(family="llama_with_experts", fields=_QK_NORM, defaults=_ONE_DENSE),
     "kolibri1": Relative(family="llama_with_experts", fields=_QK_NORM | {"norm_at": "both"}),
     "minimax_m3": _MINIMAX_M3,
     "minimax_m3_vl": _MINIMAX_M3,
@@ -206,10 +208,10 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "unlimited_ocr": Relative(family="qwen3_moe", fields={"qk_norm": False}),
     "solar_open": Relative(family="llama_with_experts", fields={"output_bias": False}),
     # --- experts on latent attention ---
-    "axk1": Relative(family="deepseek_v3"),
+    "axk1": Relative(family="deepseek_v3", defaults=_ONE_DENSE),
     "deci": Relative(family="nemotron-nas"),
     "glm_moe_dsa": Relative(family="deepseek_v32", defaults={"index_n_heads": 32}),
-    "glm4_moe_lite": Relative(family="deepseek_v3"),
+    "glm4_moe_lite": Relative(family="deepseek_v3", defaults=_ONE_DENSE),
     "longcat_flash": Relative(family="longcat"),
     "kimi_k2": Relative(family="deepseek_v3"),
     "mistral4": Relative(family="deepseek_v3"),
